@@ -18,8 +18,8 @@ from pydantic.alias_generators import to_camel
 from tunewright_workloads.contract import uris
 from tunewright_workloads.contract.faults import Fault, UserError, nearest, show
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+TARGETS: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class Config(BaseModel):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +37,7 @@ class Progress(BaseModel):
     eta: datetime | None = Field(None, description="When the stage is expected to end, UTC")
     checkpoint: int | None = Field(None, description="Last committed checkpoint's step")
     done: bool = False
-    time: datetime = Field(default_factory=lambda: datetime.now(timezone.utc))
+    time: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
     def line(self) -> str:
         """One JSON line, camelCase, without empty fields."""
