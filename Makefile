@@ -1,0 +1,60 @@
+# Two commands matter: `make demo` and `make test`. Each does all of its own set-up.
+SHELL := /bin/bash
+.ONESHELL:
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install install-test install-vllm demo test test-fast lint format crds lock clean
+
+PYTHON ?= python3
+UV := .uv/bin/uv
+export UV_PYTHON_DOWNLOADS := never
+export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)/workloads:$(CURDIR)
+PYTEST_ARGS ?=
+
+help:  ## What there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+$(UV):
+	@tools/bootstrap-uv .uv "$(PYTHON)"
+
+# An environment is remade when its lock changes, and only then; uv shares the files between them.
+.venv/.lock: requirements/local.txt pyproject.toml $(UV)
+	@tools/environment .venv requirements/local.txt "$(PYTHON)" --editable
+.venv-test/.lock: requirements/test.txt $(UV)
+	@tools/environment .venv-test requirements/test.txt "$(PYTHON)"
+.venv-vllm/.lock: requirements/vllm.txt $(UV)
+	@tools/environment .venv-vllm requirements/vllm.txt "$(PYTHON)"
+
+install: .venv/.lock  ## The CLI at .venv/bin/tunewright, with JAX and without PyTorch
+install-test: .venv-test/.lock  ## What the tests need: PyTorch, transformers, linters
+install-vllm: .venv-vllm/.lock  ## The real vLLM on CPU, in an environment of its own
+
+demo: install  ## Fine-tune the tiny Gemma 4, merge, serve, and ask it a question before and after
+	@.venv/bin/python tools/demo.py
+
+test: install install-test  ## All tests (vLLM's too, where it can be installed)
+	@tools/try-vllm
+	.venv-test/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+
+test-fast: install-test  ## Unit and contract tests only
+	.venv-test/bin/python -m pytest tests/unit tests/contract $(PYTEST_ARGS)
+
+lint: install-test  ## Formatter, linter, types, import rules
+	.venv-test/bin/ruff format --check .
+	.venv-test/bin/ruff check .
+	.venv-test/bin/mypy operator/tunewright_operator workloads/tunewright_workloads
+	.venv-test/bin/lint-imports
+
+format: install-test  ## Write the formatter's and the linter's safe changes
+	.venv-test/bin/ruff format .
+	.venv-test/bin/ruff check --fix .
+
+crds: install  ## Write manifests/crds and docs/reference.md from the models
+	.venv/bin/python -m tunewright_operator.api.crds --output manifests/crds
+	.venv/bin/python -m tunewright_operator.api.reference --output docs/reference.md
+
+lock: $(UV)  ## Resolve requirements/*.txt anew from pyproject.toml
+	@tools/lock "$(UV)"
+
+clean:  ## Remove environments and what runs left (not uv's cache)
+	rm -rf .uv .venv .venv-test .venv-vllm .tunewright .pytest_cache .mypy_cache .ruff_cache
