@@ -1,0 +1,46 @@
+"""sample://: data that ships inside the package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from tunewright_workloads.contract.faults import Fault, UserError, nearest, show
+
+_FILES = {"faq": "faq.jsonl"}
+_MODELS = ("gemma-4-tiny",)
+
+
+def fetch(name: str, work: Path, place: str) -> Path:
+    """The sample's path; a model is written once below `work`. Raises UserError for an unknown name."""
+    if name in _FILES:
+        from tunewright_workloads import samples
+
+        return samples.path(_FILES[name])
+    if name in _MODELS:
+        return _tiny(work / "samples" / name)
+    known = [*_FILES, *_MODELS]
+    near = nearest(name, known)
+    fix = f"Did you mean sample://{near}?" if near else f"There are {', '.join(known)}."
+    raise UserError(Fault(place, "names no shipped sample", show(f"sample://{name}"), fix))
+
+
+def _tiny(target: Path) -> Path:
+    if target.is_dir():
+        return target
+    from tunewright_workloads.gemma import tiny
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
+    try:
+        tiny.write(temporary)
+        try:
+            temporary.rename(target)
+        except OSError:
+            if not target.is_dir():  # anything but "another process was first", whose bytes are the same
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
