@@ -1,0 +1,61 @@
+"""One control plane for the session, a namespace of its own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from . import external
+from .api import Cluster
+from .build import UnavailableError
+from .control import ControlPlane
+from .external import External
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder carries the marker `cluster`, without saying so in each file."""
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A Kubernetes with controllers and a scheduler and no kubelet, or the cluster the user named."""
+    given = external.named()
+    try:
+        opened = External(given) if given else ControlPlane(scheduler=True)
+    except UnavailableError as lack:
+        pytest.skip(str(lack))
+    with opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def plane(cluster: Cluster) -> ControlPlane:
+    """The same cluster, for tests that stop and start its processes: skipped when it is not ours."""
+    if not isinstance(cluster, ControlPlane):
+        pytest.skip(f"the cluster of {external.VARIABLE} is not ours to restart")
+    return cluster
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A fresh namespace, deleted behind the test without waiting for it."""
+    name = cluster.create_namespace()
+    yield name
+    cluster.delete_namespace(name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows what the components said last: the reason is often only there."""
+    report = yield
+    opened = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and isinstance(opened, ControlPlane):
+        report.sections.append(("cluster logs", opened.tails()))
+    return report

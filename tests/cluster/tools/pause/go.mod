@@ -1,0 +1,3 @@
+module tunewright.dev/tests/pause
+
+go 1.24
