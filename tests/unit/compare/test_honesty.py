@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from support import reports
+from tunewright_workloads.compare import honesty, table
+from tunewright_workloads.compare.__main__ import REFUSED, command
+from tunewright_workloads.contract.faults import UserError
+
+A, B = reports.run("v5p", 4, 12024), reports.run("h100", 2, 19404, program="torch")
+SERVED_A, SERVED_B = reports.bench("v6e", 8), reports.bench("h100", 2, ttft=80)
+
+
+def test_an_honest_pair_passes_without_a_refusal():
+    result = table.compare(A, B, SERVED_A, SERVED_B)
+    assert not result.findings
+    rows = {r.measure: r for r in result.rows}
+    assert rows["training, wall clock s"].ratio == pytest.approx(19404 / 12024)
+    assert rows["training $"].ratio == pytest.approx(119.23 / 56.11, rel=1e-3)
+    assert rows["TTFT p50 at 1/s, ms"].ratio == pytest.approx(80 / 50)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "severity", "what", "why"),
+    [
+        ("training.steps", 25, "refuse", "steps", "different numbers of steps"),
+        ("data.digest", "0" * 64, "refuse", "dataset", "files trained on"),
+        ("data.templateDigest", "0" * 64, "refuse", "chat template", "other tokens"),
+        ("data.tokensUseful", 9_400_000, "refuse", "useful tokens", "more text"),
+        ("data.tokenDigest", "0" * 64, "refuse", "token order", "not the same ones in the same order"),
+        ("data.tokensTrained", 6_000_000, "refuse", "trained tokens", "other amounts of text"),
+        ("data.maskDigest", "0" * 64, "refuse", "loss mask", "on other tokens"),
+        ("model.digest", "0" * 64, "refuse", "base model", "frozen weights"),
+        (
+            "adapter.modules",
+            ["layers.0.self_attn.q_proj"],
+            "refuse",
+            "adapter coverage",
+            "Adapted in one run only",
+        ),
+        ("adapter.rank", 32, "refuse", "adapter rank", "Other adapter size"),
+        ("training.globalBatchSize", 16, "refuse", "global batch", "different batches"),
+        ("precision.base", "int8", "refuse", "quantized base", "other precision"),
+        ("precision.compute", "float32", "refuse", "compute precision", "another peak rate"),
+        ("training.learningRate", 2e-4, "flag", "learning rate", "another result"),
+        ("adapter.dropout", 0.05, "flag", "dropout", "another result"),
+        ("data.packing", False, "flag", "packing", "padding"),
+        ("time.cache", "warm", "flag", "compile cache", "compilation"),
+        ("hardware.mode", "spot", "flag", "price mode", "purchase modes"),
+        ("loss", [{"step": 10, "loss": 1.0, "tokens": 5}], "flag", "loss curve of the second run", "thinned"),
+        ("precision.adapter", "bfloat16", "flag", "adapter precision", "rounded away"),
+    ],
+)
+def test_two_runs_that_differ_are_caught_with_the_reason(field, value, severity, what, why):
+    findings = honesty.runs(A, reports.changed(B, field, value))
+    if field == "training.steps":  # a curve of 20 points is rightly flagged beside 25 steps
+        assert findings.pop().what == "loss curve of the second run"
+    assert [(f.severity, f.what) for f in findings] == [(severity, what)]
+    assert why in findings[0].why
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "severity", "what"),
+    [
+        ("inputTokens", 1024, "refuse", "input length"),
+        ("outputTokens", 512, "refuse", "output length"),
+        ("modelDigest", "0" * 64, "refuse", "served model"),
+        ("modelDigest", None, "flag", "served model"),
+        ("uniquePrompts", False, "refuse", "prompts of the second bench"),
+        ("points.0.underFloor", 3, "refuse", "TTFT, second bench at 1/s"),
+        ("points.0.requests", 30, "refuse", "p99, second bench at 1/s"),
+        ("points.0.errors", 7, "flag", "errors, second bench at 1/s"),
+        ("kvCacheDtype", "bfloat16", "flag", "KV cache"),
+    ],
+)
+def test_two_benches_that_differ_are_caught(field, value, severity, what):
+    findings = honesty.benches(SERVED_A, reports.changed(SERVED_B, field, value))
+    assert [(f.severity, f.what) for f in findings] == [(severity, what)]
+
+
+def test_a_refused_comparison_prints_no_ratio():
+    result = table.compare(A, reports.changed(B, "training.steps", 25))
+    assert result.refused
+    assert all(row.ratio is None for row in result.rows)
+
+
+def test_every_dollar_names_its_price():
+    row = next(r for r in table.compare(A, B).rows if r.measure == "price")
+    assert "$4.20 per v5p chip-hour, onDemand (2026-05-25" in row.a
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    for name, run, bench in (("a", A, SERVED_A), ("b", B, SERVED_B)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(run.model_dump_json(by_alias=True))
+        (tmp_path / name / "bench.json").write_text(bench.model_dump_json(by_alias=True))
+    return tmp_path / "a", tmp_path / "b"
+
+
+def test_the_command_prints_json_and_draws(folders, tmp_path):
+    plots = tmp_path / "plots"
+    result = CliRunner().invoke(
+        command, [str(folders[0]), str(folders[1]), "--output", "json", "--plots", str(plots)]
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["honest"] is True
+    assert sorted(p.name for p in plots.iterdir()) == ["cost.png", "loss.png", "ttft.png"]
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in plots.iterdir())
+
+
+def test_the_command_ends_apart_when_it_refuses(folders):
+    path = folders[1] / "report.json"
+    path.write_text(reports.changed(B, "adapter.rank", 8).model_dump_json(by_alias=True))
+    result = CliRunner().invoke(command, [str(folders[0]), str(folders[1])])
+    assert result.exit_code == REFUSED
+    assert "REFUSE: adapter rank: 64 against 8" in result.output
+
+
+def test_other_prices_change_the_dollars(folders, tmp_path):
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"v5p": {"usd": 8.40, "date": "2026-11-01", "source": "our contract"}}')
+    result = CliRunner().invoke(
+        command, [*map(str, folders), "--prices", str(prices), "--output", "markdown"]
+    )
+    assert "| training $ | 112.22 | 119.23 |" in result.output
+    assert "our contract" in result.output
+    assert "price date" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"v5q": {}}', "Did you mean v5p"),
+        ('{"v5p": {"usd": -1, "date": "d", "source": "s"}}', "v5p.usd"),
+        ("[]", "must be an object"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_a_bad_price_file_is_refused_by_place(folders, tmp_path, text, says):
+    prices = tmp_path / "prices.json"
+    prices.write_text(text)
+    result = CliRunner().invoke(command, [*map(str, folders), "--prices", str(prices)])
+    assert isinstance(result.exception, UserError)
+    assert says in result.exception.text()
+
+
+def test_a_report_that_is_none_is_refused_by_field(tmp_path, folders):
+    (tmp_path / "x.json").write_text('{"job": 1}')
+    result = CliRunner().invoke(command, [str(tmp_path / "x.json"), str(folders[1])])
+    assert isinstance(result.exception, UserError)
+    assert "x.json: program: is required" in result.exception.text()
+
+
+def test_the_paper_is_derived_on_request():
+    result = CliRunner().invoke(command, ["--paper", "--output", "json"])
+    data = json.loads(result.output)
+    assert {c["what"] for c in data["claims"] if not c["holds"]} == {"$/1M tokens, TPU", "$/1M tokens, GPU"}
