@@ -113,10 +113,7 @@ def _training(a: RunReport, b: RunReport) -> list[Row]:
         ),
         Row("useful share of positions", f"{_useful(a):.1%}", f"{_useful(b):.1%}"),
     ]
-    mfu = [run.mfu(accelerator(run.hardware.type).peak_flops) for run in (a, b)]
-    rows.append(
-        Row("MFU, useful tokens, 4 N FLOP", *(f"{m:.1%}" if m is not None else "unknown peak" for m in mfu))
-    )
+    rows.append(Row("MFU, useful tokens, 4 N FLOP", _mfu(a), _mfu(b)))
     last = [run.loss[-1].loss if run.loss else float("nan") for run in (a, b)]
     rows.append(Row("last step's loss, nats/token", f"{last[0]:.4f}", f"{last[1]:.4f}"))
     rows.append(_better_low("training $", a.cost(), b.cost(), ",.2f"))
