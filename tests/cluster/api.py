@@ -152,7 +152,7 @@ class Cluster:
             f"--field-manager={FIELD_MANAGER}",
             "-f",
             "-",
-            stdin=yaml.safe_dump_all(objects),
+            stdin="".join(f"---\n{json.dumps(one)}\n" for one in objects),
         )
 
     def install_crds(self, paths: Iterable[Path]) -> None:
@@ -229,8 +229,7 @@ class Cluster:
         return self.request("POST", path, {"spec": {"expirationSeconds": 3600 * 24}})["status"]["token"]
 
     def _holds(self, path: str, kind: str) -> bool:
-        conditions = self.request("GET", path).get("status", {}).get("conditions", [])
-        return any(one["type"] == kind and one["status"] == "True" for one in conditions)
+        return condition(self.request("GET", path), kind) is not None
 
     def _open_with(self, cert: Path | None, key: Path | None) -> urllib.request.OpenerDirector:
         context = ssl.create_default_context(cafile=str(self.access.ca))
@@ -247,3 +246,9 @@ def _decoded(text: bytes) -> Object:
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {"message": text.decode(errors="replace")}
+
+
+def condition(found: Object, kind: str, status: str = "True") -> Object | None:
+    """The condition `kind` of an object, when it is there and has that status."""
+    conditions = found.get("status", {}).get("conditions") or []  # null in a CRD that is a moment old
+    return next((one for one in conditions if one["type"] == kind and one["status"] == status), None)

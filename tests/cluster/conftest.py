@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from . import external
+from . import addons, external, simulate
 from .api import Cluster
 from .build import UnavailableError
 from .control import ControlPlane
@@ -51,11 +51,47 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     cluster.delete_namespace(name)
 
 
+@pytest.fixture(scope="session")
+def batch() -> Iterator[Cluster]:
+    """A second cluster, with JobSet and Kueue, whose labelled nodes have simulated kubelets.
+
+    Apart from `cluster`, so that what a test finds installed does not depend on the tests before it.
+    """
+    try:
+        given = external.named()
+        opened = External(given) if given else ControlPlane(scheduler=True)
+        with opened:
+            if isinstance(opened, ControlPlane):
+                addons.jobset(opened)
+                addons.kueue(opened)
+                simulate.kubelets(opened)
+            else:
+                _require(opened, "jobset.x-k8s.io", "kueue.x-k8s.io")
+            yield opened
+    except UnavailableError as lack:
+        pytest.skip(str(lack))
+
+
+@pytest.fixture
+def batch_namespace(batch: Cluster) -> Iterator[str]:
+    """A fresh namespace of `batch`."""
+    name = batch.create_namespace()
+    yield name
+    batch.delete_namespace(name)
+
+
+def _require(opened: Cluster, *groups: str) -> None:
+    for group in groups:
+        if not opened.exists(f"/apis/{group}"):
+            pytest.skip(f"the cluster of {external.VARIABLE} does not serve {group}: install it there")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed test shows what the components said last: the reason is often only there."""
     report = yield
-    opened = getattr(item, "funcargs", {}).get("cluster")
-    if report.failed and isinstance(opened, ControlPlane):
-        report.sections.append(("cluster logs", opened.tails()))
+    if report.failed:
+        used = getattr(item, "funcargs", {}).values()
+        for plane in {id(one): one for one in used if isinstance(one, ControlPlane)}.values():
+            report.sections.append(("cluster logs", plane.tails(8)))
     return report

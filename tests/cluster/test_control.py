@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from . import nodes, pods
-from .api import ApiError, Cluster, KubectlError, Object
+from .api import ApiError, Cluster, KubectlError, Object, condition
 from .control import ControlPlane
 
 WIDGETS = {
@@ -108,19 +108,11 @@ def scheduled(pod: Object) -> bool:
     return "nodeName" in pod["spec"]
 
 
-def condition(cluster: Cluster, namespace: str, kind: str, name: str = "train") -> Object:
+def job_condition(cluster: Cluster, namespace: str, kind: str, name: str = "train") -> Object:
     """A condition of the Job, as soon as it is true."""
-    found: list[Object] = []
-
-    def holds() -> bool:
-        status = cluster.request("GET", f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}")["status"]
-        found[:] = [
-            one for one in status.get("conditions", []) if one["type"] == kind and one["status"] == "True"
-        ]
-        return bool(found)
-
-    cluster.wait_for(holds, f"condition {kind} of the Job {name}")
-    return found[0]
+    path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
+    cluster.wait_for(lambda: condition(cluster.request("GET", path), kind) is not None, f"{kind} of {name}")
+    return condition(cluster.request("GET", path), kind) or {}
 
 
 def test_it_is_a_current_kubernetes(cluster: Cluster) -> None:
@@ -160,7 +152,7 @@ def test_a_job_makes_a_pod_and_follows_its_end(cluster: Cluster, namespace: str)
     pod = only_pod(cluster, namespace)
     assert pod["metadata"]["labels"]["job-name"] == "train"
     pods.finish(cluster, namespace, pod["metadata"]["name"])
-    assert condition(cluster, namespace, "Complete")
+    assert job_condition(cluster, namespace, "Complete")
 
 
 def test_a_job_fails_by_the_exit_code_that_its_pod_reports(cluster: Cluster, namespace: str) -> None:
@@ -169,7 +161,7 @@ def test_a_job_fails_by_the_exit_code_that_its_pod_reports(cluster: Cluster, nam
     wanted["spec"] |= {"backoffLimit": 3, "podFailurePolicy": {"rules": [policy]}}
     create_job(cluster, namespace, wanted)
     pods.finish(cluster, namespace, only_pod(cluster, namespace)["metadata"]["name"], exit_code=2)
-    assert condition(cluster, namespace, "Failed")["reason"] == "PodFailurePolicy"
+    assert job_condition(cluster, namespace, "Failed")["reason"] == "PodFailurePolicy"
 
 
 def test_the_scheduler_puts_a_tpu_pod_on_a_fake_tpu_node(cluster: Cluster, namespace: str) -> None:
@@ -184,8 +176,8 @@ def test_a_slice_that_is_too_small_leaves_its_pod_unschedulable(cluster: Cluster
     create_job(cluster, namespace, tpu_job(pool, chips=8))
 
     def refused(pod: Object) -> bool:
-        conditions = pod["status"].get("conditions", [])
-        return any(one["type"] == "PodScheduled" and one["reason"] == "Unschedulable" for one in conditions)
+        found = condition(pod, "PodScheduled", status="False")
+        return found is not None and found["reason"] == "Unschedulable"
 
     only_pod(cluster, namespace, refused)
     pool.delete(cluster)
@@ -201,8 +193,7 @@ def test_a_preempted_node_evicts_its_pod_as_a_disruption(cluster: Cluster, names
     nodes.taint(cluster, pool.nodes[0], "cloud.google.com/impending-node-termination")
 
     def disrupted(pod: Object) -> bool:
-        conditions = pod["status"].get("conditions", [])
-        return any(one["type"] == "DisruptionTarget" and one["status"] == "True" for one in conditions)
+        return condition(pod, "DisruptionTarget") is not None
 
     assert only_pod(cluster, namespace, disrupted)["metadata"]["name"] == name
     cluster.wait_for(lambda: name in pods.end_deleted(cluster, namespace), "the deletion of the pod")
