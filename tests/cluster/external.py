@@ -57,13 +57,13 @@ def _access(kubeconfig: Path) -> Access:
         raise ValueError(
             f"{kubeconfig} names no certificate authority for its cluster: add certificate-authority-data"
         )
-    bearer = found.api_key.get("authorization", "").removeprefix("Bearer ").strip()
+    bearer = found.get_api_key_with_prefix("BearerToken", alias="authorization") or ""
     return Access(
         url=found.host.rstrip("/"),
         ca=Path(found.ssl_ca_cert),
         cert=Path(found.cert_file) if found.cert_file else None,
         key=Path(found.key_file) if found.key_file else None,
-        token=bearer or None,
+        token=bearer.removeprefix("Bearer ").strip() or None,
     )
 
 
