@@ -193,6 +193,12 @@ class ServeConfig(Config):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_length: int | None = Field(None, ge=16)
     max_batched_tokens: int | None = Field(None, ge=1)
+    max_sequences: int | None = Field(
+        None, ge=1, description="Sequences decoded together; None: the engine's own choice"
+    )
+    compile_cache: str | None = Field(
+        None, description="Mounted directory for compiled programs; None: none is kept"
+    )
     kv_cache_dtype: Literal["auto", "fp8", "bfloat16"] = "auto"
     host: str = "0.0.0.0"
     port: int = Field(8000, ge=1, le=65535)

@@ -1,0 +1,168 @@
+"""Starts the real vLLM, in its own interpreter, with the arguments of `contract.engine`."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from tunewright_workloads import storage
+from tunewright_workloads.contract import engine, uris
+from tunewright_workloads.contract.accelerators import accelerator
+from tunewright_workloads.contract.configs import ServeConfig
+from tunewright_workloads.contract.faults import Fault, UserError, show
+from tunewright_workloads.contract.lineage import MANIFEST, Manifest
+from tunewright_workloads.contract.models import CUSTOM, ModelSpec
+from tunewright_workloads.gemma.architecture import Architecture
+from tunewright_workloads.gemma.architecture import parse as parse_architecture
+from tunewright_workloads.gemma.architecture import read as read_architecture
+from tunewright_workloads.serve.verify import verify
+
+log = logging.getLogger("tunewright.serve")
+
+PYTHON = "TUNEWRIGHT_VLLM_PYTHON"
+"""Names the interpreter that has vLLM, which cannot share an environment with Tunix."""
+
+
+def run(config: ServeConfig, *, hashes: bool = True) -> None:
+    """Serves with vLLM until it ends or a signal ends it.
+
+    Raises UserError for a model or setting that cannot be served, or where there is no vLLM;
+    RuntimeError when vLLM itself fails.
+    """
+    python = interpreter()
+    chip = accelerator(config.accelerator, "accelerator")
+    if config.model.startswith("gs://") and chip.kind != "cpu":
+        spec, weights = _check_remote(config.model)
+    else:
+        directory = storage.localize(config.model, Path(config.work), place="model")
+        manifest = verify(directory, hashes=hashes)
+        spec, weights = spec_of(read_architecture(directory)), _weights(manifest)
+        config = config.model_copy(update={"model": f"file://{directory.resolve()}"})
+    found = engine.plan(config, spec, weight_bytes=weights)
+    for note in found.notes:
+        log.warning("%s", note)
+    if found.fit:
+        log.info("memory: %s", found.fit)
+    command = [python, *found.command[1:]]
+    # What a user set for the process stands above what is planned.
+    environment = {**found.variables, **os.environ}
+    environment.pop("PYTHONPATH", None)  # ours: the other interpreter has packages of its own
+    log.info("starting %s", " ".join(command))
+    code = _supervise(command, environment)
+    if code != 0:
+        raise RuntimeError(f"vLLM ended with code {code}; its own message is above")
+
+
+def interpreter() -> str:
+    """The Python that has vLLM. Raises UserError that says how to get one."""
+    named = os.environ.get(PYTHON)
+    if named:
+        found = shutil.which(named)
+        if found is None:
+            raise UserError(Fault(PYTHON, "must name a Python that can be run", show(named)))
+        return found
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    raise UserError(
+        Fault(
+            "engine",
+            "vllm is not installed for this Python",
+            show("vllm"),
+            f"Run `make install-vllm` and set {PYTHON}=.venv-vllm/bin/python, or use the engine jax.",
+        )
+    )
+
+
+def spec_of(found: Architecture) -> ModelSpec:
+    """The catalog's form of an architecture that was read from a checkpoint."""
+    every = next((i + 1 for i, is_global in enumerate(found.globals) if is_global), found.layers + 1)
+    return ModelSpec(
+        name=CUSTOM,
+        source="",
+        layers=found.layers,
+        global_every=every,
+        embed=found.embed,
+        hidden=found.hidden,
+        heads=found.heads,
+        local_kv_heads=found.local_kv_heads,
+        global_kv_heads=found.global_kv_heads,
+        head_dim=found.head_dim,
+        global_head_dim=found.global_head_dim,
+        window=found.window,
+        vocab=found.vocab,
+        k_eq_v=found.k_eq_v,
+        kv_shared_layers=found.kv_shared_layers,
+        wide_hidden=2 * found.hidden if found.wide else None,
+        ple=found.ple,
+        params=0,  # the files say what the weights take
+        max_context=found.max_positions,
+    )
+
+
+def _weights(manifest: Manifest) -> float:
+    return float(sum(d.size for name, d in manifest.files.items() if name.endswith(".safetensors")))
+
+
+def _check_remote(uri: str) -> tuple[ModelSpec, float]:
+    """Verifies a model that is streamed from a bucket: its manifest, and every file's size.
+
+    Digests are not read: the weights pass through this machine only once, into the accelerator.
+    """
+    import json
+
+    store = storage.store(uri, place="model")
+    try:
+        manifest = Manifest.model_validate_json(store.get(MANIFEST))
+    except FileNotFoundError:
+        fix = "Merge it first; a merge that was cut short goes on when it is run again."
+        if store.exists(f"merged/{MANIFEST}"):
+            fix = f"Did you mean {uris.parse(uri).child('merged')}?"
+        raise UserError(
+            Fault("model", f"needs a {MANIFEST}, which a finished merge leaves", show(uri), fix)
+        ) from None
+    sizes = {entry.name: entry.size for entry in store.entries()}
+    faults = [
+        Fault(name, f"must have {d.size} bytes as the manifest says", str(sizes.get(name, "no file")))
+        for name, d in sorted(manifest.files.items())
+        if sizes.get(name) != d.size
+    ]
+    if faults:
+        raise UserError(faults, f"model: {uri} is not the model that its {MANIFEST} describes")
+    config = json.loads(store.get("config.json"))
+    return spec_of(parse_architecture(config, f"{uri}/config.json")), _weights(manifest)
+
+
+def _supervise(command: list[str], environment: dict[str, str]) -> int:
+    """Runs vLLM, passing SIGTERM and SIGINT on. Its exit code; 0 when it ended by a signal of ours."""
+    # A group of its own: a terminal's Ctrl-C must not reach it twice.
+    with subprocess.Popen(command, env=environment, start_new_session=True) as child, _passing(child) as sent:
+        code = child.wait()
+    if sent and code in (0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT):
+        return 0
+    return code
+
+
+@contextmanager
+def _passing(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Forwards the signals that end a server; yields those that came."""
+    sent: list[int] = []
+
+    def forward(number: int, _: FrameType | None) -> None:
+        sent.append(number)
+        child.send_signal(signal.SIGTERM)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield sent
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
