@@ -12,9 +12,9 @@ from tunewright_workloads.contract import uris
 from tunewright_workloads.contract.faults import Fault, UserError, show
 from tunewright_workloads.storage import samples
 from tunewright_workloads.storage.digests import fingerprint
-from tunewright_workloads.storage.store import Entry, Store
+from tunewright_workloads.storage.store import Entry, Finished, Store
 
-__all__ = ["Entry", "Store", "fingerprint", "localize", "store"]
+__all__ = ["Entry", "Finished", "Store", "fingerprint", "localize", "store"]
 
 
 def localize(uri: str, work: Path, *, revision: str | None = None, place: str = "uri") -> Path:

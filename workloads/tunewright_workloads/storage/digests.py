@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import struct
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _BUFFER = 4 << 20
@@ -38,23 +39,51 @@ def weights(directory: Path) -> list[Path]:
     return sorted(p for p in directory.glob("*.safetensors") if not p.name.startswith("adapter_"))
 
 
-def fingerprint(directory: Path) -> str:
+Places = list[tuple[int, int]]
+"""(offset, size) of parts of a file."""
+
+
+class Fingerprint:
     """What tells one base checkpoint from another without reading all of it.
 
     sha256 over each weight file's name, size, header (every tensor's name, dtype, shape and place)
     and the first 4 KiB of every tensor. Two trainings of one architecture differ in every tensor, so
-    they differ here; a damaged byte in the middle of a tensor does not show. Reads about 4 MB of a
-    31B checkpoint. Train writes it into `state.base_digest`, merge compares it.
+    they differ here; a damaged byte in the middle of a tensor does not show.
     """
-    state = hashlib.sha256()
+
+    def __init__(self) -> None:
+        self._state = hashlib.sha256()
+
+    def add(
+        self, name: str, size: int, header: bytes, read: Callable[[str, Places], Iterable[bytes]]
+    ) -> None:
+        """Adds a file, in the order of names. `header` is its JSON, `read` gives parts of it."""
+        self._state.update(json.dumps([name, size]).encode() + header)
+        spans = [
+            item["data_offsets"] for key, item in sorted(json.loads(header).items()) if key != "__metadata__"
+        ]
+        start = 8 + len(header)
+        for part in read(name, [(start + begin, min(_SAMPLE, end - begin)) for begin, end in spans]):
+            self._state.update(part)
+
+    def text(self) -> str:
+        return self._state.hexdigest()
+
+
+def fingerprint(directory: Path) -> str:
+    """The `Fingerprint` of a local checkpoint; reads about 4 MB of a 31B one.
+
+    Train writes it into its checkpoints' state as `base_digest`; merge refuses another base.
+    """
+    state = Fingerprint()
     for path in weights(directory):
         with path.open("rb", buffering=0) as file:
             number = file.fileno()
             (length,) = struct.unpack("<Q", os.pread(number, 8, 0))
             header = os.pread(number, length, 8)
-            state.update(json.dumps([path.name, os.fstat(number).st_size]).encode() + header)
-            for name, tensor in sorted(json.loads(header).items()):
-                if name != "__metadata__":
-                    begin, end = tensor["data_offsets"]
-                    state.update(os.pread(number, min(_SAMPLE, end - begin), 8 + length + begin))
-    return state.hexdigest()
+
+            def read(_: str, places: Places, number: int = number) -> Iterable[bytes]:
+                return (os.pread(number, count, at) for at, count in places)
+
+            state.add(path.name, os.fstat(number).st_size, header, read)
+    return state.text()

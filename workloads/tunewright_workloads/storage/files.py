@@ -16,7 +16,7 @@ from tunewright_workloads.contract.faults import Fault, UserError, show
 from tunewright_workloads.contract.lineage import FileDigest
 from tunewright_workloads.contract.uris import Uri
 from tunewright_workloads.storage import digests
-from tunewright_workloads.storage.store import Entry
+from tunewright_workloads.storage.store import Entry, Finished
 
 STATE = ".tunewright"
 """Directory for journals, locks and temporary files inside a store; hidden from `entries`."""
@@ -56,11 +56,20 @@ class FileStore:
         copy(self.root / entry.name, target)
 
     def put(
-        self, name: str, source: Path | bytes, *, tag: str = "", digest: FileDigest | None = None
+        self,
+        name: str,
+        source: Path | bytes,
+        *,
+        tag: str = "",
+        digest: FileDigest | None = None,
+        note: str = "",
     ) -> None:
         target = self.root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
         try:
+            if tag and digest is not None:
+                # Before the file, not after: a kill in between must leave no file of unknown origin.
+                self._record(tag, name, digest, note)
+            target.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(source, bytes):
                 write(target, source)
             elif source.stat().st_dev == target.parent.stat().st_dev:
@@ -72,20 +81,28 @@ class FileStore:
                 source.unlink()
         except PermissionError as error:
             raise denied(self.uri, error) from None
-        if tag and digest is not None:
-            self._record(tag, name, digest)
 
-    def finished(self, tag: str) -> Mapping[str, FileDigest]:
+    def publish(self, name: str, data: bytes) -> None:
+        write(self.root / name, data)
+
+    def finished(self, tag: str) -> dict[str, Finished]:
         found = {}
         for name, record in self._journal(tag).items():
-            path = self.root / name
+            path, size = self.root / name, record.digest.size
             if (
                 path.is_file()
-                and path.stat().st_size == record.size
-                and digests.sha256(path) == record.sha256
+                and path.stat().st_size == size
+                and digests.sha256(path) == record.digest.sha256
             ):
                 found[name] = record
         return found
+
+    def ours(self, name: str) -> bool:
+        return any(name in self._journal(path.stem) for path in (self.root / STATE).glob("*.jsonl"))
+
+    def adopt(self, files: Mapping[str, FileDigest]) -> None:
+        for name, digest in files.items():
+            self._record("adopted", name, digest, "")
 
     def remove(self, name: str) -> None:
         path = self.root / name
@@ -102,9 +119,6 @@ class FileStore:
             raise denied(self.uri, error) from None
         file = _lock(path, self.uri)
         try:
-            for journal in path.parent.glob("*.jsonl"):
-                if journal.stem != tag:
-                    journal.unlink()  # another run's work, about to be overwritten
             yield
         except BaseException:
             os.close(file)
@@ -121,23 +135,23 @@ class FileStore:
             old.unlink()
         return path
 
-    def _journal(self, tag: str) -> dict[str, FileDigest]:
+    def _journal(self, tag: str) -> dict[str, Finished]:
         path, found = self.root / STATE / f"{tag}.jsonl", {}
         if path.is_file():
-            for line in path.read_text(encoding="utf-8").splitlines():
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
-                    name, size, sha256 = json.loads(line)
-                    found[name] = FileDigest(size=size, sha256=sha256)
+                    name, size, sha256, note = json.loads(line)
+                    found[name] = Finished(FileDigest(size=size, sha256=sha256), note)
                 except ValueError:
                     continue  # the line that the run died in; its file is simply not finished
         return found
 
-    def _record(self, tag: str, name: str, digest: FileDigest) -> None:
+    def _record(self, tag: str, name: str, digest: FileDigest, note: str) -> None:
         path = self.root / STATE / f"{tag}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             # The newline comes first: a line torn by a kill must not swallow the next one.
-            file.write("\n" + json.dumps([name, digest.size, digest.sha256]))
+            file.write("\n" + json.dumps([name, digest.size, digest.sha256, note]))
             file.flush()
             os.fsync(file.fileno())
 

@@ -7,24 +7,16 @@ import shutil
 import uuid
 from pathlib import Path
 
-from tunewright_workloads.contract.faults import Fault, UserError, nearest, show
-
-_FILES = {"faq": "faq.jsonl"}
 _MODELS = ("gemma-4-tiny",)
 
 
 def fetch(name: str, work: Path, place: str) -> Path:
     """The sample's path; a model is written once below `work`. Raises UserError for an unknown name."""
-    if name in _FILES:
-        from tunewright_workloads import samples
-
-        return samples.path(_FILES[name])
     if name in _MODELS:
         return _tiny(work / "samples" / name)
-    known = [*_FILES, *_MODELS]
-    near = nearest(name, known)
-    fix = f"Did you mean sample://{near}?" if near else f"There are {', '.join(known)}."
-    raise UserError(Fault(place, "names no shipped sample", show(f"sample://{name}"), fix))
+    from tunewright_workloads import samples
+
+    return samples.path(name, place)
 
 
 def _tiny(target: Path) -> Path:

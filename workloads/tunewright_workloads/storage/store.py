@@ -26,6 +26,14 @@ class Entry:
     version: str
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A file that an earlier run with the same tag has put, with the note that it left."""
+
+    digest: FileDigest
+    note: str
+
+
 class Store(Protocol):
     """A directory, a prefix of a bucket, a repository."""
 
@@ -47,15 +55,33 @@ class Store(Protocol):
         """Copies a file to `target`, checked and resumable; atomic."""
 
     def put(
-        self, name: str, source: Path | bytes, *, tag: str = "", digest: FileDigest | None = None
+        self,
+        name: str,
+        source: Path | bytes,
+        *,
+        tag: str = "",
+        digest: FileDigest | None = None,
+        note: str = "",
     ) -> None:
         """Writes a file, atomically; with a tag and a digest it counts as `finished` work of that tag.
 
-        A `source` path may be moved away instead of copied.
+        A `source` path is gone afterwards: it may be moved instead of copied.
         """
 
-    def finished(self, tag: str) -> Mapping[str, FileDigest]:
+    def publish(self, name: str, data: bytes) -> None:
+        """Writes the file that makes everything else valid. Inside `claim`, after `remove` of an old one.
+
+        Fails rather than to overwrite one that another writer has put there meanwhile.
+        """
+
+    def finished(self, tag: str) -> dict[str, Finished]:
         """The files put under `tag` whose content still has the digest it was put with."""
+
+    def ours(self, name: str) -> bool:
+        """Whether a file was put under a tag, or adopted, and is no stranger's."""
+
+    def adopt(self, files: Mapping[str, FileDigest]) -> None:
+        """Makes files `ours` that a manifest vouches for, before that manifest goes."""
 
     def remove(self, name: str) -> None:
         """Removes a file; one that is not there is no fault."""

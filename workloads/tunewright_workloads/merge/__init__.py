@@ -1,0 +1,1 @@
+"""Adapter + base -> a merged, published model, in bounded memory. No JAX, no PyTorch."""
