@@ -1,0 +1,45 @@
+"""Which meshes fit: how the devices of a slice may be laid out as fsdp x tp.
+
+An axis that does not divide is an error at load time on a TPU, and a batch that does not divide
+is silently replicated by Tunix, so both are refused before a slice is bought. Axes of Gemma 4:
+fsdp shards D (the residual's width) of every matrix and the rows of a batch; tp splits the query
+heads, the kv heads of both kinds of layers, F of the MLP and the vocabulary.
+"""
+
+from __future__ import annotations
+
+from tunewright_workloads.contract.models import ModelSpec
+
+
+def problem(model: ModelSpec | None, fsdp: int, tp: int) -> str | None:
+    """Why fsdp x tp cannot shard the model, or None. An unknown (custom) model fits for all we know."""
+    if model is None:
+        return None
+    if model.max_tensor_parallel % tp:
+        heads = (
+            f"{model.heads} heads, {model.local_kv_heads} local and {model.global_kv_heads} global kv heads"
+        )
+        return f"tp {tp} does not divide {heads} of {model.name}: at most {model.max_tensor_parallel}"
+    for name, size in (
+        ("the MLP", model.hidden),
+        ("the MLP", model.wide_hidden),
+        ("the vocabulary", model.vocab),
+    ):
+        if size and size % tp:
+            return f"tp {tp} does not divide {name} of {model.name} ({size})"
+    if model.embed % fsdp:
+        return f"fsdp {fsdp} does not divide the width of {model.name} ({model.embed})"
+    return None
+
+
+def layouts(model: ModelSpec | None, devices: int, rows: int) -> list[tuple[int, int]]:
+    """Every (fsdp, tp) that uses all devices, shards the model and divides `rows`, smallest tp first.
+
+    The first one is what `mesh: auto` means: sharding over fsdp costs the least communication.
+    """
+    limit = devices if model is None else model.max_tensor_parallel
+    return [
+        (devices // tp, tp)
+        for tp in range(1, limit + 1)
+        if devices % tp == 0 and rows % (devices // tp) == 0 and problem(model, devices // tp, tp) is None
+    ]
