@@ -48,7 +48,7 @@ class Checkpoint:
                 rule = "is named by the index and missing" if not path.exists() else "is not readable"
                 faults.append(Fault(str(path), f"{rule}: {error}", None, "Download the checkpoint again."))
                 continue
-            for tensor in handle.keys():
+            for tensor in handle.keys():  # noqa: SIM118 (not a mapping)
                 view = handle.get_slice(tensor)
                 checkpoint.files[tensor] = name
                 checkpoint.shapes[tensor] = tuple(view.get_shape())

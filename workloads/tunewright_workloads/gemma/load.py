@@ -43,7 +43,7 @@ def model_config(arch: Architecture, param_dtype: Any, compute_dtype: Any) -> tu
         num_heads=arch.heads,
         head_dim=arch.head_dim,
         num_kv_heads=arch.local_kv_heads,
-        final_logit_softcap=arch.softcap,  # type: ignore[arg-type]
+        final_logit_softcap=arch.softcap,
         sliding_window_size=arch.window,
         per_layer_input_dim=arch.ple,
         num_global_kv_heads=arch.global_kv_heads,
@@ -54,8 +54,8 @@ def model_config(arch: Architecture, param_dtype: Any, compute_dtype: Any) -> tu
         global_rope_proportion=arch.global_proportion,
         k_eq_v_global=arch.k_eq_v,
         override_kv_shared_ffw_hidden=2 * arch.hidden if arch.wide else None,
-        local_base_frequency=arch.local_theta,  # type: ignore[arg-type]
-        global_base_frequency=arch.global_theta,  # type: ignore[arg-type]
+        local_base_frequency=arch.local_theta,
+        global_base_frequency=arch.global_theta,
         local_scale_factor=arch.local_factor,
         global_scale_factor=arch.global_factor,
         shd_config=sharding_config(),

@@ -121,6 +121,7 @@ def leaves(arch: Architecture) -> dict[str, Leaf]:
     def add(path: str, shape: tuple[int, ...], layout: Layout, *sources: str) -> None:
         found.append(Leaf(path, shape, sources, layout))
 
+    shape: tuple[int, ...]
     D = arch.embed
     add("embedder.input_embedding", (arch.vocab, D), _TABLE, "embed_tokens.weight")
     if arch.ple:
