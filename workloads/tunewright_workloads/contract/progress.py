@@ -36,6 +36,9 @@ class Progress(BaseModel):
     )
     eta: datetime | None = Field(None, description="When the stage is expected to end, UTC")
     checkpoint: int | None = Field(None, description="Last committed checkpoint's step")
+    artifacts: dict[str, str] | None = Field(
+        None, description="Digests of what was published or read: merged, adapter, base, dataset; revision"
+    )
     done: bool = False
     time: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
