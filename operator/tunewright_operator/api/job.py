@@ -565,6 +565,36 @@ class Artifacts(Record):
     revision: str | None = Field(None, max_length=128, description="Commit that model.revision stood for.")
 
 
+class Run(Record):
+    """One start of a stage's pods; a whole slice is one run."""
+
+    uid: str = Field(max_length=64, description="uid of the first pod.")
+    stage: str = Field(max_length=32, description="train, merge, evaluate.")
+    chips: int = Field(0, ge=0, description="Chips that it held.")
+    start: str = Field(max_length=32, description="When the pod got its node, UTC.")
+    end: str | None = Field(None, max_length=32, description="When it ended.")
+    outcome: str | None = Field(None, max_length=64, description="How it ended.")
+
+
+class Ledger(Record):
+    """The operator's account of all runs, from which attempts, preemptions and cost follow."""
+
+    open: list[Run] = Field(
+        default_factory=list,
+        max_length=256,
+        description="Runs whose pods still exist.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    chip_hours: float = Field(0.0, ge=0, description="Of the runs whose pods are gone.")
+    run_seconds: float = Field(0.0, ge=0, description="Of the runs whose pods are gone.")
+    attempts: int = Field(0, ge=0, description="Starts that did not repeat an interrupted run.")
+    preemptions: int = Field(0, ge=0, description="Of the runs whose pods are gone.")
+    failures: dict[str, int] = Field(
+        default_factory=dict, max_length=8, description="By stage, of the runs whose pods are gone."
+    )
+    last: str | None = Field(None, max_length=64, description="How the run that started last ended.")
+
+
 class FineTuneJobStatus(Record):
     """What is observed. Written by the operator alone."""
 
@@ -586,6 +616,7 @@ class FineTuneJobStatus(Record):
     artifacts: Artifacts | None = Field(None, description="What was published.")
     attempts: int = Field(0, ge=0, description="Attempts that failed or run, without preemptions.")
     preemptions: int = Field(0, ge=0, description="Times that the slice was taken away.")
+    ledger: Ledger | None = Field(None, description="The operator's account of all runs.")
     start_time: datetime | None = Field(None, description="When the first pod ran.")
     completion_time: datetime | None = Field(None, description="When it succeeded or failed.")
 
