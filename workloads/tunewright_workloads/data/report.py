@@ -67,12 +67,15 @@ def overlap(train: Dataset, validation: Dataset) -> int:
 
 
 def histogram(lengths: np.ndarray, bars: int = 10) -> list[dict[str, int]]:
-    """Rows by length, in steps of a round number of tokens."""
-    width = max(1, -(-int(lengths.max()) // bars))
+    """Rows by length, in about so many steps of a round number of tokens, from shortest to longest."""
+    least = int(lengths.min()) - 1
+    width = max(1, -(-(int(lengths.max()) - least) // bars))
     magnitude = 10 ** (len(str(width)) - 1)
     width = -(-width // magnitude) * magnitude
-    counts = np.bincount((lengths - 1) // width)
-    return [{"upTo": (i + 1) * width, "rows": int(c)} for i, c in enumerate(counts)]
+    numbers = (lengths - 1) // width
+    first = least // width
+    counts = np.bincount(numbers - first)
+    return [{"upTo": (first + i + 1) * width, "rows": int(c)} for i, c in enumerate(counts)]
 
 
 def notes(train: Dataset, validation: Dataset | None, config: DatasetConfig, batches: Batches) -> list[str]:
@@ -87,16 +90,10 @@ def notes(train: Dataset, validation: Dataset | None, config: DatasetConfig, bat
     for text, count in train.notes.items():
         found.append(f"{_rows(count)} {text}")
     if train.duplicates:
-        found.append(
-            f"{_rows(train.duplicates)} an exact copy of an earlier one".replace(
-                "rows an", "rows are an"
-            ).replace("row an", "row is an")
-        )
+        found.append(f"{_rows(train.duplicates)} being an exact copy of an earlier one")
     if validation is not None and (both := overlap(train, validation)):
         found.append(
-            f"{_rows(both)} of the validation data in the training data too: its loss will flatter".replace(
-                "data in", "data stand in", 1
-            )
+            f"{_rows(both)} of the validation data in the training data too: the loss there flatters"
         )
     if len(batches.bins(0)) < batches.batch_size:
         kind = "packed rows" if config.packing else "rows"
@@ -121,18 +118,19 @@ def text(report: dict[str, Any]) -> str:
     """The report for a terminal."""
     rows, lengths, batch, steps = report["rows"], report["lengths"], report["batch"], report["steps"]
     most = max(b["rows"] for b in lengths["histogram"])
+    kind = "packed" if batch["packing"] else "padded"
     width = len(str(lengths["histogram"][-1]["upTo"]))
     lines = [
         f"rows      {rows['kept']} of {rows['read']} from {len(report['files'])} file(s)",
         f"tokens    {report['tokens']:,} a pass, {report['trainedTokens']:,} of them trained",
-        f"lengths   mean {lengths['mean']}, median {lengths['p50']}, p90 {lengths['p90']}, "
-        f"p99 {lengths['p99']}, longest {lengths['max']}",
+        f"lengths   mean {lengths['mean']}, "
+        + ", ".join(f"p{q} {lengths[f'p{q}']}" for q in (50, 90, 99))
+        + f", longest {lengths['max']}",
         *(
             f"          {'up to':>6} {b['upTo']:>{width}} {'█' * -(-_BAR * b['rows'] // most)} {b['rows']}"
             for b in lengths["histogram"]
         ),
-        f"batch     {batch['rows']} rows of {batch['length']} tokens, "
-        f"{'packed' if batch['packing'] else 'padded'}: {batch['efficiency']:.1%} useful",
+        f"batch     {batch['rows']} rows of {batch['length']} tokens, {kind}: {batch['efficiency']:.1%} useful",
         f"steps     {steps['total']} ({steps['perEpoch']} an epoch, {steps['epochs']} epochs)",
     ]
     if "validation" in report:

@@ -111,9 +111,12 @@ class _Reader:
             )
             self.fault("(row)", f"format {wanted} needs {needs[wanted]}", list(keys), fix)
             return None
-        for name in ("messages", "prompt-completion", "text"):
-            if has[name]:
-                return name  # type: ignore[return-value]
+        if has["messages"]:
+            return "messages"
+        if has["prompt-completion"]:
+            return "prompt-completion"
+        if has["text"]:
+            return "text"
         self.fault("(row)", f"must have {_COLUMNS}", list(keys), self.hint())
         return None
 
@@ -252,9 +255,7 @@ class _Reader:
             )  # fmt: skip
         for key in ("name", "tool_call_id", "reasoning", "reasoning_content"):
             if value.get(key) is not None:
-                text = self.text(f"{field}.{key}", value[key])
-                if text is not None:
-                    message[key] = text
+                message[key] = self.text(f"{field}.{key}", value[key]) or ""
         if value.get("tool_responses") is not None:
             message["tool_responses"] = self.plain(f"{field}.tool_responses", value["tool_responses"])
         return message
@@ -285,8 +286,8 @@ class _Reader:
             elif part["type"] not in ("text", "input_text", "output_text"):
                 self.fault(f"{place}.type", "must be text", part["type"], null=True)
             else:
-                text = self.text(f"{place}.text", part.get("text"))
-                parts.append({"type": "text", "text": text or ""})
+                found = self.text(f"{place}.text", part.get("text"))
+                parts.append({"type": "text", "text": found or ""})
         return parts
 
     def plain(self, field: str, value: Any) -> Any:

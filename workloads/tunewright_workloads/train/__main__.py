@@ -1,0 +1,82 @@
+"""`python -m tunewright_workloads.train --config FILE`: fine-tunes an adapter, resuming where it was.
+
+Exit codes: 0 done (also when it was done before), 2 bad input, 75 stopped by a signal with the
+checkpoint saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tunewright_workloads.contract import configs, exits
+from tunewright_workloads.contract.faults import UserError
+from tunewright_workloads.contract.progress import Progress, ProgressFile
+from tunewright_workloads.data import report as reports
+from tunewright_workloads.train import output as outputs
+from tunewright_workloads.train import prepare
+from tunewright_workloads.train.stop import Stop
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="tunewright_workloads.train", description=__doc__)
+    parser.add_argument("--config", required=True, metavar="FILE")
+    args = parser.parse_args(argv)
+    progress = None
+    try:
+        config = configs.load(configs.TrainConfig, args.config)
+        progress = config.progress
+        return train(config)
+    except UserError as error:
+        print(error.text(), file=sys.stderr, flush=True)
+        ProgressFile(progress).write(Progress(stage="train", message=error.text()[:1000]))
+        return exits.BAD_INPUT
+    except KeyboardInterrupt:
+        return exits.TERMINATED
+
+
+def train(config: configs.TrainConfig) -> int:
+    """Runs the configuration. Raises UserError for whatever the user can mend."""
+    output = outputs.Output(config.output, Path(config.work))
+    progress = ProgressFile(config.progress)
+    progress.write(Progress(stage="train", message="checking the inputs"))
+    sources = prepare.sources(config)
+    finished = outputs.claim(output, sources.identity, config.job)
+    if finished is not None:
+        from tunewright_workloads.train.record import summary
+
+        text = f"done before: {summary(finished)}"
+        print(f"{config.job} {text}; {output.uri} holds its report", flush=True)
+        steps = finished["training"]["steps"]
+        progress.write(
+            Progress(stage="train", message=text, done=True, step=steps, total_steps=steps, checkpoint=steps,
+                     loss=finished["loss"][-1]["loss"], eval_loss=finished.get("evalLoss"))
+        )  # fmt: skip
+        return exits.DONE
+    run = prepare.prepare(config, sources)
+    schedule = config.training
+    print(
+        reports.text(
+            reports.describe(
+                run.train,
+                run.validation,
+                config.dataset,
+                run.batches,
+                epochs=schedule.epochs,
+                steps=schedule.steps,
+            )
+        ),
+        flush=True,
+    )
+    from tunewright_workloads.train.run import Trainer
+
+    trainer = Trainer(run, output, Stop())
+    trainer.build()
+    return trainer.train()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Orbax checkpoints of adapter, optimizer and position: committed as a whole or not at all.
+
+`<output>/checkpoints/<step>/{adapter,optimizer,state}`. Orbax writes into a temporary directory and
+renames it, so a kill at any point leaves the older checkpoints and some rubbish, which the next
+start removes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from tunewright_workloads.train.program import Tree
+
+
+class Checkpoints:
+    """The checkpoints below one path or gs:// URI."""
+
+    def __init__(self, path: str, keep: int) -> None:
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, create=True, cleanup_tmp_directories=True, enable_async_checkpointing=True
+        )
+        self._manager = ocp.CheckpointManager(
+            path, options=options, item_names=("adapter", "optimizer", "state")
+        )
+
+    def latest(self) -> int | None:
+        """The newest committed step."""
+        return self._manager.latest_step()
+
+    def state(self, step: int) -> dict[str, Any]:
+        """The record that was saved with a step."""
+        restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.JsonRestore()))
+        return dict(restored["state"])
+
+    def restore(self, step: int, adapter: Tree, optimizer: Any) -> tuple[Tree, Any]:
+        """Adapter and optimizer as they were, bit for bit, laid out as the given ones are."""
+
+        def shape(x: jax.Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+        restored = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                adapter=ocp.args.StandardRestore(jax.tree.map(shape, adapter)),
+                optimizer=ocp.args.StandardRestore(jax.tree.map(shape, optimizer)),
+            ),
+        )
+        return restored["adapter"], restored["optimizer"]
+
+    def save(self, step: int, adapter: Tree, optimizer: Any, state: Mapping[str, Any]) -> None:
+        """Starts to save; the arrays are copied before this returns, the rest happens beside training.
+
+        Waits for an earlier save first.
+        """
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                adapter=ocp.args.StandardSave(adapter),
+                optimizer=ocp.args.StandardSave(optimizer),
+                state=ocp.args.JsonSave(dict(state)),
+            ),
+            force=True,
+        )
+
+    def wait(self) -> None:
+        """Returns when what was saved is committed. Raises what went wrong in the background."""
+        self._manager.wait_until_finished()
+
+    def busy(self) -> bool:
+        """Whether a save is under way."""
+        return self._manager.is_saving_in_progress()
+
+    def close(self) -> None:
+        self._manager.close()

@@ -1,0 +1,217 @@
+"""One training run: load, resume, step, save, stop when asked, report."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from tunewright_workloads.contract import exits
+from tunewright_workloads.contract.configs import TrainConfig
+from tunewright_workloads.contract.faults import Fault, UserError
+from tunewright_workloads.contract.progress import ProgressFile
+from tunewright_workloads.gemma import load, lora
+from tunewright_workloads.train import mesh as meshes
+from tunewright_workloads.train import optimizer as optimizers
+from tunewright_workloads.train import output as outputs
+from tunewright_workloads.train import record
+from tunewright_workloads.train.checkpoints import Checkpoints
+from tunewright_workloads.train.metrics import Metrics, say
+from tunewright_workloads.train.prepare import Run
+from tunewright_workloads.train.program import Program, mean_loss, start
+from tunewright_workloads.train.stop import Stop
+
+
+class Diverged(UserError):  # noqa: N818  (a fact about the run)
+    """The loss is no number any more."""
+
+
+class Trainer:
+    """A run on this process's devices. `train` returns the exit code."""
+
+    def __init__(self, run: Run, output: outputs.Output, stop: Stop) -> None:
+        self.run, self.output, self.stop = run, output, stop
+        self.config = run.config
+        self.metrics = Metrics(output, ProgressFile(self.config.progress), run.steps)
+        self.times = {"load": 0.0, "compile": 0.0, "checkpoint": 0.0, "evaluation": 0.0}
+        self._saved: int | None = None
+        self._evaluate: Any = None
+        self.cache = Cache()
+
+    def build(self) -> None:
+        """Mesh, model, adapter, optimizer; then whatever the newest checkpoint holds."""
+        run, config = self.run, self.config
+        began = time.monotonic()
+        fsdp, tp = meshes.choose(config.mesh, run.arch, jax.device_count(), run.micro)
+        self.mesh = Mesh(np.asarray(jax.devices()).reshape(fsdp, tp), ("fsdp", "tp"))
+        dtype = jnp.dtype(config.compute_dtype)
+        self.metrics.message("loading the base model")
+        with self.mesh:
+            model = load.load(run.model, mesh=self.mesh, param_dtype=dtype, compute_dtype=dtype)
+            model = lora.apply(model, config.adapter, seed=config.training.seed, mesh=self.mesh)
+            self.adapter = lora.tree(model)
+            lora.remat(model, remat(config))
+            self.program = Program(
+                model, self.mesh, dtype, config.training.seed if config.adapter.dropout else None
+            )
+            self.optimizer = optimizers.make(config.training, run.steps)
+            self.state = start(self.optimizer, self.adapter, self.mesh)
+        say(f"mesh fsdp={fsdp} tp={tp}, base and compute {config.compute_dtype}, adapter float32")
+        self.checkpoints = Checkpoints(self.output.checkpoints, config.checkpoint_keep)
+        self.step = self.resume()
+        self.times["load"] = time.monotonic() - began
+
+    def resume(self) -> int:
+        """Restores the newest checkpoint, if there is one. Returns the steps that are done."""
+        step = self.checkpoints.latest()
+        if step is None:
+            return 0
+        there = self.checkpoints.state(step)
+        outputs.refuse(there["identity"], self.run.identity, str(self.output.uri))
+        self.adapter, self.state = self.checkpoints.restore(step, self.adapter, self.state)
+        self._saved = self.metrics.checkpoint = step
+        self.metrics.eval_loss = there.get("evalLoss")
+        say(f"resuming after step {step}")
+        return step
+
+    def train(self) -> int:
+        """Runs to the end, or to the step at which a signal arrives. Returns the exit code.
+
+        Raises Diverged when a loss or gradient is not finite.
+        """
+        run, config = self.run, self.config
+        self.metrics.start(self.step)
+        if self.step:
+            self.stop.arm()
+        self.metrics.message("compiling" if self.step < run.steps else "finishing", step=self.step)
+        with self.mesh:
+            compiled: Any = None
+            pending: tuple[int, Any, int] | None = None
+            began = time.monotonic()
+            while self.step < run.steps and self.stop.asked is None:
+                batch = run.batches.at(self.step)
+                inputs = (self.program.base, self.program.place(batch, run.micro), np.int32(self.step))
+                if compiled is None:
+                    program = self.program.train(self.optimizer, self.adapter, self.state)
+                    compiled = program.lower(self.adapter, self.state, *inputs).compile()
+                    self.times["compile"] = time.monotonic() - began
+                    began = time.monotonic()
+                self.adapter, self.state, values = compiled(self.adapter, self.state, *inputs)
+                self.step += 1
+                if pending is not None:
+                    began = self._note(*pending, began)
+                pending = (self.step, values, batch.useful)
+                self.stop.arm()
+                if self.step % config.checkpoint_every == 0 and self.step < run.steps:
+                    self._note(*pending, began)
+                    pending = None
+                    self.evaluate()
+                    self.save()
+                    began = time.monotonic()
+            if pending is not None:
+                self._note(*pending, began)
+            if self.step < run.steps:
+                return self.leave()
+            self.evaluate()
+            self.save(wait=True)
+        return self.finish()
+
+    def _note(self, step: int, values: Any, useful: int, began: float) -> float:
+        """Records a finished step; returns the time from which the next one counts."""
+        loss, norm, tokens = (float(v) for v in values)
+        now = time.monotonic()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            kept = f"The checkpoint of step {self._saved} is kept. " if self._saved else ""
+            raise Diverged(
+                Fault(
+                    f"step {step}",
+                    "the loss and its gradient must be finite",
+                    f"loss {loss}, gradient norm {norm}",
+                    f"{kept}Lower training.learningRate ({self.config.training.learning_rate}), raise "
+                    "training.warmupSteps, or set training.maxGradNorm.",
+                )
+            )
+        values = {"loss": loss, "gradNorm": norm, "tokens": tokens}
+        self.metrics.step(step, self.run.batches.epoch(step), values, useful, now - began)
+        return now
+
+    def save(self, wait: bool = False) -> None:
+        """Saves the current step unless it is saved already."""
+        began = time.monotonic()
+        if self._saved != self.step:
+            state = {
+                "step": self.step, "position": self.step, "seed": self.config.training.seed,
+                "rank": self.config.adapter.rank, "alpha": self.config.adapter.alpha,
+                "targets": list(self.config.adapter.targets), "base_digest": self.run.base_digest,
+                "dataset_digest": self.run.train.digest, "config_digest": self.run.digest,
+                "identity": self.run.identity, "evalLoss": self.metrics.eval_loss, "job": self.config.job,
+            }  # fmt: skip
+            self.checkpoints.save(self.step, self.adapter, self.state, state)
+            previous, self._saved = self._saved, self.step
+            if previous is not None:
+                self.metrics.committed(previous)  # Orbax waits for an earlier save before it starts one
+        if wait:
+            self.checkpoints.wait()
+            self.metrics.committed(self.step)
+        self.times["checkpoint"] += time.monotonic() - began
+
+    def evaluate(self) -> None:
+        """The loss on the validation rows, if there are any."""
+        batches = self.run.validation_batches
+        if batches is None:
+            return
+        began = time.monotonic()
+        self._evaluate = self._evaluate or self.program.evaluate()
+        loss = mean_loss(self._evaluate, self.program, self.adapter, batches, self.run.micro)
+        self.metrics.eval_loss = loss
+        self.metrics.add({"event": "evaluation", "step": self.step, "evalLoss": loss})
+        say(f"step {self.step}: validation loss {loss:.4f}")
+        self.times["evaluation"] += time.monotonic() - began
+
+    def leave(self) -> int:
+        """Asked to stop: saves and says so."""
+        say(f"{self.stop.asked}: saving step {self.step}")
+        self.save(wait=True)
+        self.metrics.message(f"stopped by {self.stop.asked}; the checkpoint of step {self.step} is saved")
+        self.metrics.close()
+        self.checkpoints.close()
+        return exits.PREEMPTED
+
+    def finish(self) -> int:
+        """Writes the report, which marks the run as finished."""
+        self.metrics.close()
+        self.checkpoints.close()
+        made = record.report(self.run, self.metrics, self.times, jax.process_count(), self.cache.state)
+        if jax.process_index() == 0:
+            self.output.write(outputs.REPORT, record.as_json(made))
+        text = f"done: {record.summary(made.model_dump(by_alias=True))}"
+        self.metrics.message(text, done=True)
+        say(text)
+        return exits.DONE
+
+
+def remat(config: TrainConfig) -> Literal["none", "block", "decoder"]:
+    """What is recomputed in the backward pass; `auto`: nothing on a CPU, whole layers on accelerators."""
+    if config.training.remat == "auto":
+        return "none" if config.mesh.accelerator == "cpu" else "decoder"
+    return config.training.remat
+
+
+class Cache:
+    """Whether programs of this process came from JAX's persistent compilation cache."""
+
+    def __init__(self) -> None:
+        self.hits = 0
+        jax.monitoring.register_event_listener(self._event)
+
+    def _event(self, name: str, **_: Any) -> None:
+        self.hits += name == "/jax/compilation_cache/cache_hits"
+
+    @property
+    def state(self) -> Literal["cold", "warm"]:
+        return "warm" if self.hits else "cold"
