@@ -185,6 +185,10 @@ class ServeConfig(Config):
 
     endpoint: str
     model: str = Field(description="URI of the merged model")
+    revision: str = Field("main", description="Branch, tag or commit of an hf:// model")
+    require_manifest: bool = Field(
+        True, description="False serves a directory that no merge has written, such as the base to compare with"
+    )
     served_name: str
     engine: Literal["jax", "vllm"] = "jax"
     accelerator: str = "cpu"

@@ -42,9 +42,10 @@ def serve(config: ServeConfig, *, hashes: bool = True) -> None:
 
         vllm.run(config, hashes=hashes)
         return
-    directory = storage.localize(config.model, work, place="model")
-    verify(directory, hashes=hashes)
-    log.info("%s: every file is as its manifest says", directory)
+    directory = storage.localize(config.model, work, revision=config.revision, place="model")
+    if config.require_manifest:
+        verify(directory, hashes=hashes)
+        log.info("%s: every file is as its manifest says", directory)
 
     from tunewright_workloads.serve import engine, server
 

@@ -40,12 +40,14 @@ def run(config: ServeConfig, *, hashes: bool = True) -> None:
     """
     python = interpreter()
     chip = accelerator(config.accelerator, "accelerator")
-    if config.model.startswith("gs://") and chip.kind != "cpu":
+    if config.model.startswith("gs://") and chip.kind != "cpu" and config.require_manifest:
         spec, weights = _check_remote(config.model)
     else:
-        directory = storage.localize(config.model, Path(config.work), place="model")
-        manifest = verify(directory, hashes=hashes)
-        spec, weights = spec_of(read_architecture(directory)), _weights(manifest)
+        work = Path(config.work)
+        directory = storage.localize(config.model, work, revision=config.revision, place="model")
+        spec, weights = spec_of(read_architecture(directory)), _on_disk(directory)
+        if config.require_manifest:
+            weights = _weights(verify(directory, hashes=hashes))
         config = config.model_copy(update={"model": f"file://{directory.resolve()}"})
     found = engine.plan(config, spec, weight_bytes=weights)
     for note in found.notes:
@@ -110,6 +112,10 @@ def spec_of(found: Architecture) -> ModelSpec:
 
 def _weights(manifest: Manifest) -> float:
     return float(sum(d.size for name, d in manifest.files.items() if name.endswith(".safetensors")))
+
+
+def _on_disk(directory: Path) -> float:
+    return float(sum(path.stat().st_size for path in directory.glob("*.safetensors")))
 
 
 def _check_remote(uri: str) -> tuple[ModelSpec, float]:
