@@ -13,8 +13,8 @@ from typing import Any
 
 import openai
 import pytest
-from support.serving import Server, config, manifest, serving
 
+from support.serving import Server, config, manifest, serving
 from tunewright_workloads.contract import exits
 from tunewright_workloads.gemma import tiny
 

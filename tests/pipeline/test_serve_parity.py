@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
+
 from support.reference import Reference
 from support.serving import Server, manifest, serving
-
 from tunewright_workloads.gemma import tiny
 
 pytestmark = pytest.mark.pipeline

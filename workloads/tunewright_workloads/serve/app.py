@@ -35,11 +35,16 @@ MAX_BODY = 32 * 2**20
 """bytes; a prompt of the longest context is far below it."""
 
 
-class Tokenizer(Protocol):
-    """What is asked of `data.tokenizer`."""
+class Prompts(Protocol):
+    """Prompts as token ids.
 
-    def encode(self, text: str) -> list[int]: ...
-    def render_chat(self, messages: Any, add_generation_prompt: bool = False, tools: Any = None) -> str: ...
+    text: a raw prompt, in which control tokens may stand.
+    chat: a conversation by the checkpoint's template, in whose messages the text of a control token
+          is ordinary text, as it was in training.
+    """
+
+    def text(self, prompt: str) -> list[int]: ...
+    def chat(self, messages: list[dict[str, Any]]) -> list[int]: ...
 
 
 @dataclass
@@ -53,7 +58,7 @@ class Engine:
 
     name: str
     scheduler: Scheduler
-    tokenizer: Tokenizer
+    prompts: Prompts
     pieces: Pieces
     length: int
     vocab: int
@@ -143,9 +148,7 @@ def create(state: State) -> Starlette:
         _named(engine, asked.model)
         messages = [m.model_dump(exclude_unset=True) for m in asked.messages]
         try:
-            tokens = engine.tokenizer.encode(
-                engine.tokenizer.render_chat(messages, add_generation_prompt=True)
-            )
+            tokens = engine.prompts.chat(messages)
         except UserError as error:
             raise ApiError(str(error), param="messages") from None
         wanted = asked.max_completion_tokens or asked.max_tokens
@@ -219,7 +222,7 @@ async def _body(request: Request) -> bytes:
 def _completion_tokens(engine: Engine, asked: CompletionRequest, prompt: str | list[int]) -> list[int]:
     """Token ids of one prompt; `<bos>` goes before a string as the model was trained to see it."""
     if isinstance(prompt, str):
-        tokens = engine.tokenizer.encode(prompt)
+        tokens = engine.prompts.text(prompt)
         if asked.add_special_tokens and engine.bos is not None and tokens[:1] != [engine.bos]:
             tokens = [engine.bos, *tokens]
         if not tokens:

@@ -11,6 +11,8 @@ from typing import Any
 
 from tunewright_workloads.contract.configs import ServeConfig
 from tunewright_workloads.contract.faults import Fault, UserError
+from tunewright_workloads.data import tokenizer
+from tunewright_workloads.data.chat import Encoder
 from tunewright_workloads.serve.app import Engine
 from tunewright_workloads.serve.sampling import Sampling
 from tunewright_workloads.serve.scheduler import Scheduler
@@ -26,12 +28,25 @@ LENGTH = 4096
 engine holds length x length attention scores of one layer in memory."""
 
 
+class Prompts:
+    """Prompts as the checkpoint's own tokenizer and template make them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tokenizer = tokenizer.load(directory)
+        self._encoder = Encoder(self._tokenizer)
+
+    def text(self, prompt: str) -> list[int]:
+        return self._tokenizer.encode(prompt)
+
+    def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        return self._encoder.prompt(messages)
+
+
 def load(config: ServeConfig, directory: Path) -> Engine:
     """Reads, compiles and warms up; minutes for a large model. Raises UserError for one that it cannot serve."""
     import jax
     import jax.numpy as jnp
 
-    from tunewright_workloads.data import tokenizer as tokenizers
     from tunewright_workloads.serve.runner import Runner
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
@@ -63,14 +78,13 @@ def load(config: ServeConfig, directory: Path) -> Engine:
     log.info("%d programs compiled in %.1f s", len(runner.buckets) + 1, time.monotonic() - started)
 
     pieces = Pieces(directory / "tokenizer.json")
-    tokenizer = tokenizers.load(directory)
     generation = _json(directory / "generation_config.json", missing={})
     scheduler = Scheduler(runner, pieces)
     scheduler.start()
     return Engine(
         name=config.served_name,
         scheduler=scheduler,
-        tokenizer=tokenizer,
+        prompts=Prompts(directory),
         pieces=pieces,
         length=length,
         vocab=runner.vocab,

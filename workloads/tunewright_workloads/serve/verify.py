@@ -11,9 +11,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tunewright_workloads import storage
 from tunewright_workloads.contract.faults import Fault, UserError, show
 from tunewright_workloads.contract.lineage import MANIFEST, Manifest
 from tunewright_workloads.storage import digests
+
+_NEEDS = f"needs a directory with a {MANIFEST}, which a finished merge leaves"
+_MERGE = "Merge it first; a merge that was cut short goes on when it is run again."
 
 
 def verify(directory: Path, *, hashes: bool = True, place: str = "model") -> Manifest:
@@ -44,29 +48,53 @@ def verify(directory: Path, *, hashes: bool = True, place: str = "model") -> Man
     return manifest
 
 
+def verify_remote(uri: str, place: str = "model") -> Manifest:
+    """The manifest below a URI, once every file's size is as it says. Raises UserError that lists those
+    that are not.
+
+    Digests are not read: the weights of a bucket pass through a machine once, into the accelerator.
+    """
+    store = storage.store(uri, place=place)
+    try:
+        manifest = Manifest.model_validate_json(store.get(MANIFEST))
+    except FileNotFoundError:
+        fix = _MERGE
+        if store.exists(f"merged/{MANIFEST}"):
+            fix = f"Did you mean {uri.rstrip('/')}/merged?"
+        raise UserError(Fault(place, _NEEDS, show(uri), fix)) from None
+    except ValidationError as error:
+        raise _unreadable(f"{uri}/{MANIFEST}", error) from None
+    sizes = {entry.name: entry.size for entry in store.entries()}
+    faults = [
+        Fault(name, f"must have {d.size} bytes as the manifest says", str(sizes.get(name, "no file")))
+        for name, d in sorted(manifest.files.items())
+        if sizes.get(name) != d.size
+    ]
+    if faults:
+        raise UserError(faults, f"{place}: {uri} is not the model that its {MANIFEST} describes")
+    return manifest
+
+
 def read(directory: Path, place: str = "model") -> Manifest:
     """The manifest alone. Raises UserError when there is none, or none that can be read."""
     path = directory / MANIFEST
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        fix = "Merge it first; a merge that was cut short goes on when it is run again."
+        fix = _MERGE
         if (directory / "merged" / MANIFEST).is_file():
             fix = f"Did you mean {directory / 'merged'}?"
-        raise UserError(
-            Fault(
-                place,
-                f"needs a directory with a {MANIFEST}, which a finished merge leaves",
-                show(str(directory)),
-                fix,
-            )
-        ) from None
+        raise UserError(Fault(place, _NEEDS, show(str(directory)), fix)) from None
     except NotADirectoryError:
         raise UserError(Fault(place, "needs a directory", show(str(directory)))) from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "(document)"
-        raise UserError(Fault(f"{path}: {where}", f"is not a manifest's: {first['msg']}")) from None
+        raise _unreadable(str(path), error) from None
+
+
+def _unreadable(place: str, error: ValidationError) -> UserError:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"])) or "(document)"
+    return UserError(Fault(f"{place}: {where}", f"is not a manifest's: {first['msg']}"))
 
 
 def digest(directory: Path) -> str:

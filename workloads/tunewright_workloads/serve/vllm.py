@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import shutil
@@ -15,16 +16,16 @@ from pathlib import Path
 from types import FrameType
 
 from tunewright_workloads import storage
-from tunewright_workloads.contract import engine, uris
+from tunewright_workloads.contract import engine
 from tunewright_workloads.contract.accelerators import accelerator
 from tunewright_workloads.contract.configs import ServeConfig
 from tunewright_workloads.contract.faults import Fault, UserError, show
-from tunewright_workloads.contract.lineage import MANIFEST, Manifest
+from tunewright_workloads.contract.lineage import Manifest
 from tunewright_workloads.contract.models import CUSTOM, ModelSpec
 from tunewright_workloads.gemma.architecture import Architecture
 from tunewright_workloads.gemma.architecture import parse as parse_architecture
 from tunewright_workloads.gemma.architecture import read as read_architecture
-from tunewright_workloads.serve.verify import verify
+from tunewright_workloads.serve.verify import verify, verify_remote
 
 log = logging.getLogger("tunewright.serve")
 
@@ -41,7 +42,9 @@ def run(config: ServeConfig, *, hashes: bool = True) -> None:
     python = interpreter()
     chip = accelerator(config.accelerator, "accelerator")
     if config.model.startswith("gs://") and chip.kind != "cpu" and config.require_manifest:
-        spec, weights = _check_remote(config.model)
+        weights = _weights(verify_remote(config.model))
+        found_config = json.loads(storage.store(config.model, place="model").get("config.json"))
+        spec = spec_of(parse_architecture(found_config, f"{config.model}/config.json"))
     else:
         work = Path(config.work)
         directory = storage.localize(config.model, work, revision=config.revision, place="model")
@@ -116,35 +119,6 @@ def _weights(manifest: Manifest) -> float:
 
 def _on_disk(directory: Path) -> float:
     return float(sum(path.stat().st_size for path in directory.glob("*.safetensors")))
-
-
-def _check_remote(uri: str) -> tuple[ModelSpec, float]:
-    """Verifies a model that is streamed from a bucket: its manifest, and every file's size.
-
-    Digests are not read: the weights pass through this machine only once, into the accelerator.
-    """
-    import json
-
-    store = storage.store(uri, place="model")
-    try:
-        manifest = Manifest.model_validate_json(store.get(MANIFEST))
-    except FileNotFoundError:
-        fix = "Merge it first; a merge that was cut short goes on when it is run again."
-        if store.exists(f"merged/{MANIFEST}"):
-            fix = f"Did you mean {uris.parse(uri).child('merged')}?"
-        raise UserError(
-            Fault("model", f"needs a {MANIFEST}, which a finished merge leaves", show(uri), fix)
-        ) from None
-    sizes = {entry.name: entry.size for entry in store.entries()}
-    faults = [
-        Fault(name, f"must have {d.size} bytes as the manifest says", str(sizes.get(name, "no file")))
-        for name, d in sorted(manifest.files.items())
-        if sizes.get(name) != d.size
-    ]
-    if faults:
-        raise UserError(faults, f"model: {uri} is not the model that its {MANIFEST} describes")
-    config = json.loads(store.get("config.json"))
-    return spec_of(parse_architecture(config, f"{uri}/config.json")), _weights(manifest)
 
 
 def _supervise(command: list[str], environment: dict[str, str]) -> int:
