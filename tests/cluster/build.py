@@ -135,7 +135,7 @@ def folder(name: str) -> Path:
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive(target.parent / f"{name}.lock"):
+    with exclusive(target.parent / f"{name}.lock"):
         if not target.is_dir():  # somebody else may have built it while we waited
             _build(name, target)
     return target
@@ -238,7 +238,8 @@ def _writable(root: Path) -> None:
 
 
 @contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
+    """Holds a lock file, so that two runs do not make the same thing at once."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

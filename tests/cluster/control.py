@@ -6,8 +6,6 @@ There is no kubelet: pods run only as far as the scheduler takes them (see `node
 
 from __future__ import annotations
 
-import base64
-import json
 import secrets
 import shutil
 import signal
@@ -19,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from . import build, pki
+from . import build, kubeconfig, pki
 from .api import Access, ApiError, Cluster
 from .process import Process, ProcessDiedError, free_ports, plain_environment, wait_for
 
@@ -162,9 +160,9 @@ class ControlPlane(Cluster):
         )
         url = f"https://127.0.0.1:{port}"
         admin = certs["admin"]
-        kubeconfig = self.write_kubeconfig("admin", url, admin)
         access = Access(url, self.authority.pair.cert, admin.cert, admin.key, self._admin_token)
-        super().__init__(access, kubeconfig, [self._kubebox, "kubectl"], self.folder / "kubectl")
+        config = self.write_kubeconfig("admin", url, admin)
+        super().__init__(access, config, [self._kubebox, "kubectl"], self.folder / "kubectl")
         self._await_api()
         if self._controllers:
             self._component(
@@ -242,30 +240,7 @@ class ControlPlane(Cluster):
     def write_kubeconfig(
         self, name: str, url: str, who: pki.Pair | str, namespace: str | None = None
     ) -> Path:
-        """A self-contained kubeconfig for a client certificate or a bearer token."""
-        user = (
-            {"token": who}
-            if isinstance(who, str)
-            else {"client-certificate-data": _base64(who.cert), "client-key-data": _base64(who.key)}
+        """A kubeconfig in the control plane's folder, for a client certificate or a bearer token."""
+        return kubeconfig.write(
+            self.folder / f"{name}.kubeconfig", url, self.authority.pair.cert, who, namespace
         )
-        cluster = {"server": url, "certificate-authority-data": _base64(self.authority.pair.cert)}
-        context = {"cluster": "tests", "user": name} | ({"namespace": namespace} if namespace else {})
-        path = self.folder / f"{name}.kubeconfig"
-        path.touch(mode=0o600)
-        path.write_text(
-            json.dumps(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "current-context": "tests",
-                    "clusters": [{"name": "tests", "cluster": cluster}],
-                    "users": [{"name": name, "user": user}],
-                    "contexts": [{"name": "tests", "context": context}],
-                }
-            )
-        )
-        return path
-
-
-def _base64(path: Path) -> str:
-    return base64.b64encode(path.read_bytes()).decode()

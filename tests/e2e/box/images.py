@@ -1,0 +1,134 @@
+"""Images without a registry: a Debian with Python as the base, and what our Dockerfiles build on it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.cluster import build as tools
+
+from . import config, needs, oci
+
+BASE = "localhost/python:3.11"
+"""What Dockerfiles get as their build argument BASE: Python 3.11 with pip, as `python` and `python3`."""
+
+NONROOT = 65532
+"""The user that images run as; the base has it as `nonroot`."""
+
+_SUITE = "bookworm"  # the Debian release whose Python is 3.11
+_PACKAGES = "python3,python3-pip,python3-venv,ca-certificates"
+_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+
+
+def pause() -> Path:
+    """The archive of the image that holds a pod's namespaces open."""
+    binary = tools.binary("pause")
+
+    def make(scratch: Path, archive: Path) -> None:
+        root = scratch / "root"
+        root.mkdir()
+        shutil.copy(binary, root / "pause")
+        oci.pack(root, config.PAUSE, archive, entrypoint=["/pause"], user="65535:65535")
+
+    return _cached(f"pause-{binary.parent.name}", make)
+
+
+def base() -> Path:
+    """The archive of the base image; made once with debootstrap, in about a minute."""
+    return _cached(f"base-{_recipe()}", _debootstrap)
+
+
+def build(dockerfile: Path, context: Path, tag: str, arguments: Mapping[str, str] | None = None) -> Path:
+    """Builds a Dockerfile on the base and returns the archive of the image `tag`.
+
+    Layers are cached, so an unchanged Dockerfile takes seconds. Tags start with `localhost/` and do not
+    end with `latest`, which Kubernetes would try to pull.
+    """
+    if not tag.startswith("localhost/") or ":" not in tag or tag.endswith(":latest"):
+        raise ValueError(f"image tag {tag!r}: write localhost/NAME:TAG with a TAG other than latest")
+    _buildah("pull", "-q", f"oci-archive:{base()}")
+    given = {"BASE": BASE} | dict(arguments or {})
+    passed = [part for key, value in given.items() for part in ("--build-arg", f"{key}={value}")]
+    _buildah(
+        "build",
+        # chroot, so that RUN steps use the host's network as it is
+        *("--isolation", "chroot", "--pull-never", "--layers", "--tag", tag),
+        *passed,
+        *("--file", str(dockerfile), str(context)),
+    )
+    folder = _folder()
+    archive = folder / (tag.removeprefix("localhost/").replace("/", "-").replace(":", "-") + ".tar")
+    scratch = archive.with_suffix(f".{os.getpid()}")
+    _buildah("push", "-q", tag, f"oci-archive:{scratch}:{tag}")
+    scratch.rename(archive)
+    return archive
+
+
+def _recipe() -> str:
+    """The hash of what decides what the base image is."""
+    parts = [_SUITE, _PACKAGES, Path(__file__).read_text(), Path(oci.__file__).read_text()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def _debootstrap(scratch: Path, archive: Path) -> None:
+    root = scratch / "root"
+    # In a mount namespace: what debootstrap mounts goes with it, also when it is killed.
+    command = [needs.command("unshare"), "--mount", needs.command("debootstrap"), "--variant=minbase"]
+    log = scratch / "log"
+    environment = os.environ | {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
+    with log.open("w") as out:
+        done = subprocess.run(
+            [*command, f"--include={_PACKAGES}", _SUITE, str(root)],
+            stdout=out,
+            stderr=out,
+            env=environment,
+            check=False,
+        )
+    if done.returncode:
+        raise tools.BuildError(f"debootstrap failed:\n{log.read_text()[-2000:]}")
+    with (root / "etc" / "passwd").open("a") as users:
+        users.write(f"nonroot:x:{NONROOT}:{NONROOT}::/tmp:/usr/sbin/nologin\n")
+    with (root / "etc" / "group").open("a") as groups:
+        groups.write(f"nonroot:x:{NONROOT}:\n")
+    (root / "usr" / "local" / "bin" / "python").symlink_to("/usr/bin/python3")
+    for marker in (root / "usr" / "lib").glob("python3*/EXTERNALLY-MANAGED"):
+        marker.unlink()  # this Python is the image's own: pip may install into it, as in images made for that
+    if Path(_CERTIFICATES).exists():  # what this machine trusts, its own authorities included
+        shutil.copy(_CERTIFICATES, root / _CERTIFICATES.lstrip("/"))
+    trust = [f"{name}={_CERTIFICATES}" for name in ("SSL_CERT_FILE", "PIP_CERT")]
+    oci.pack(root, BASE, archive, command=["/usr/bin/python3"], environment=trust)
+
+
+def _cached(name: str, make: Callable[[Path, Path], None]) -> Path:
+    folder = _folder()
+    archive = folder / f"{name}.tar"
+    with tools.exclusive(folder / f"{name.split('-')[0]}.lock"):
+        if not archive.exists():
+            with tempfile.TemporaryDirectory(prefix=".", dir=folder) as scratch:
+                unfinished = Path(scratch) / "image.tar"
+                make(Path(scratch), unfinished)
+                unfinished.rename(archive)
+    return archive
+
+
+def _folder() -> Path:
+    folder = tools.cache() / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _buildah(*arguments: str) -> None:
+    store = tools.cache() / "buildah"
+    driver = os.environ.get("STORAGE_DRIVER", "overlay")
+    command = [needs.command("buildah"), "--storage-driver", driver]
+    command += ["--root", str(store / "root"), "--runroot", str(store / "run"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise tools.BuildError(
+            f"`buildah {' '.join(arguments)}` failed:\n{(done.stdout + done.stderr)[-4000:]}"
+        )
