@@ -24,7 +24,6 @@ def script(
     config: Script | None = None,
     retries: int = 2,
     grace: int = 5,
-    deadline: int | None = None,
     env: list[dict[str, Any]] | None = None,
     artifact: str | None = None,
     claim: str = "data",
@@ -64,8 +63,6 @@ def script(
         ],
     }
     job: dict[str, Any] = {"backoffLimit": retries, "template": {"spec": spec}}
-    if deadline is not None:
-        job["activeDeadlineSeconds"] = deadline
     data = {f"{name}.json": json.dumps(config.model_dump(mode="json", by_alias=True))}
     return Stage(
         name,
@@ -78,5 +75,10 @@ def script(
     )
 
 
-def plan(*stages: Stage, name: str = "it", output: str = "file:///mnt/claims/data/merged") -> Plan:
-    return Plan("FineTuneJob", "default", name, stages, output=output)
+def plan(
+    *stages: Stage,
+    name: str = "it",
+    output: str = "file:///mnt/claims/data/merged",
+    deadline: int | None = None,
+) -> Plan:
+    return Plan("FineTuneJob", "default", name, stages, output=output, deadline=deadline)

@@ -8,7 +8,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from tunewright_operator.local.signals import Signals
 from tunewright_operator.local.state import Folders, State, differences, locked
 from tunewright_operator.local.view import View, duration
 from tunewright_operator.plan.stage import Plan, Stage
-from tunewright_workloads.contract import exits, progress
+from tunewright_workloads.contract import exits, progress, uris
 from tunewright_workloads.contract.faults import Fault, UserError
 
 TAIL = 20
@@ -61,6 +61,7 @@ class Runner:
     def __init__(self, root: Path, view: View, signals: Signals, *, pause: float = 1.0) -> None:
         self.folders = Folders(root.absolute())
         self.view, self.signals, self.pause = view, signals, pause
+        self._begun = time.monotonic()
 
     # -- jobs ---------------------------------------------------------------------------------
 
@@ -78,6 +79,7 @@ class Runner:
             state = State(home / "job.json")
             self._refuse_changes(plan, state, what)
             again = False
+            self._begun = time.monotonic()
             for stage in plan.stages:
                 command = self._materialise(plan, stage)
                 if not again and self._done(stage, command, state):
@@ -88,8 +90,22 @@ class Runner:
                 self._run(plan, stage, state)
             state.output(plan.output)
 
+    def path(self, uri: str) -> str:
+        """A URI of the spec as a path on this machine, where it is one."""
+        parsed = uris.parse(uri)
+        if parsed.scheme == "pvc":
+            return str(self.folders.claims / parsed.root / parsed.path)
+        return parsed.path if parsed.scheme == "file" else str(parsed)
+
+    def base(self, plan: Plan) -> dict[str, Any]:
+        """What makes an endpoint serve the base model of a job in place of its result."""
+        stage = plan.stage("train")
+        model = getattr(stage.config, "model")  # noqa: B009
+        source = self._materialise(plan, stage).paths(model.source)
+        return {"model": source, "revision": model.revision, "requireManifest": False}
+
     def known_output(self, namespace: str, name: str) -> str | None:
-        """URI of the model that an earlier run of a job left, as the pods see it."""
+        """URI of the model that an earlier run of a job left, as its spec wrote it."""
         path = self.folders.home(namespace, name) / "job.json"
         return State(path).data.get("output")
 
@@ -168,7 +184,7 @@ class Runner:
         """One stage until it is done, with the retries that its Job allows."""
         name = stage.name
         limit = int(stage.job.get("backoffLimit", 6))
-        deadline = stage.job.get("activeDeadlineSeconds")
+        deadline = plan.deadline
         begun = time.monotonic()
         failures = 0
         while True:
@@ -178,7 +194,7 @@ class Runner:
             log = self.folders.log(plan.namespace, plan.name, name)
             offset = _header(log, attempt, command)
             self.view.begin(name, attempt)
-            left = None if deadline is None else deadline - (time.monotonic() - begun)
+            left = None if deadline is None else deadline - (time.monotonic() - self._begun)
             code, late = self._attempt(plan, stage, command, log, left)
             tail = _tail(log, offset)
             if code == exits.DONE:
@@ -277,18 +293,26 @@ class Runner:
 
     @contextmanager
     def endpoint(
-        self, plan: Plan, *, host: str = "127.0.0.1", port: int | None = None, stage: str = "serve"
+        self,
+        plan: Plan,
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        changes: Mapping[str, Any] | None = None,
     ) -> Iterator[Serving]:
         """Serves a model while the block runs; ready when it is entered.
 
-        port: None takes a free one. Raises UserError, StageError or StoppedError.
+        port:    None takes a free one.
+        changes: more keys of the server's configuration that differ from the plan.
+        Raises UserError, StageError or StoppedError.
         """
+        stage = "serve"
         served = plan.stage(stage)
         home = self.folders.home(plan.namespace, plan.name)
         with locked(home / f"{stage}.lock", f"{plan.kind} {plan.namespace}/{plan.name}"):
             self._end_orphans(plan)
             chosen = port or free_port(host)
-            command = self._materialise(plan, served, {"host": host, "port": chosen})
+            command = self._materialise(plan, served, {**(changes or {}), "host": host, "port": chosen})
             log = self.folders.log(plan.namespace, plan.name, stage)
             offset = _header(log, 1, command)
             self.view.begin(stage, 1)
@@ -345,15 +369,21 @@ class Serving:
 
     def wait(self) -> None:
         """Returns when a signal comes. Raises StageError when the endpoint ends by itself."""
-        while not self.signals.wait(0.2):
-            code = self.process.poll()
-            if code is not None:
-                raise StageError(
-                    "serve",
-                    code or exits.RETRY,
-                    f"the endpoint ended with exit code {code}{_reason(code)}. The end of {self.log}:\n"
-                    f"{_tail(self.log, self.offset)}",
-                )
+        self.wait_all([self])
+
+    @staticmethod
+    def wait_all(serving: Sequence[Serving]) -> None:
+        """The same for several endpoints."""
+        while not serving[0].signals.wait(0.2):
+            for one in serving:
+                code = one.process.poll()
+                if code is not None:
+                    raise StageError(
+                        "serve",
+                        code or exits.RETRY,
+                        f"the endpoint {one.endpoint.model} ended with exit code {code}{_reason(code)}. "
+                        f"The end of {one.log}:\n{_tail(one.log, one.offset)}",
+                    )
 
 
 def inputs(stage: Stage, paths: Rewrite) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tunewright_workloads.contract.configs import Config
@@ -85,6 +85,9 @@ class Plan:
     after:  applied once the last stage's workload is there (Service, autoscaler, monitoring).
     output: URI of the model that results (a job's merged directory, else its adapter; an
             endpoint's served model).
+    deadline: seconds of `limits.runTime`. Not the Job's activeDeadlineSeconds, which also counts
+            the wait for a node: whoever runs the plan keeps the time.
+    notes:  what a user should know and is no error.
     """
 
     kind: str
@@ -94,7 +97,8 @@ class Plan:
     shared: tuple[Manifest, ...] = ()
     after: tuple[Manifest, ...] = ()
     output: str = ""
-    notes: tuple[str, ...] = field(default=(), compare=False)
+    deadline: int | None = None
+    notes: tuple[str, ...] = ()
 
     def manifests(self) -> Iterator[Manifest]:
         """Every child, in the order in which it is applied."""

@@ -128,7 +128,7 @@ def test_being_killed_counts_and_is_named(runner):
 def test_the_deadline_ends_the_stage_and_keeps_its_checkpoint(runner):
     code = "trap 'touch /mnt/claims/data/saved; exit 75' TERM; while :; do sleep 0.05; done"
     with pytest.raises(StageError, match=r"limits.runTime allows \(1 s\).*checkpoint is kept"):
-        runner.job(plan(script("train", code, deadline=1)))
+        runner.job(plan(script("train", code), deadline=1))
     assert (runner.folders.claims / "data/saved").exists()
 
 

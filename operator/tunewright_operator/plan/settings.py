@@ -1,0 +1,56 @@
+"""What a plan depends on besides the spec: images and what the cluster has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tunewright_workloads.contract.faults import Fault, UserError, show
+
+VERSION = "0.1.0"
+
+SERVE_IMAGES = {kind: f"tunewright/serve-{kind}:{VERSION}" for kind in ("cpu", "tpu", "gpu")}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One value for a whole operator, or for the command line.
+
+    registry:     put before the names of our own images, with a slash at its end.
+    train_image:  trains, merges, evaluates, and serves on a CPU.
+    serve_images: serve with vLLM, by kind of accelerator: vLLM's image with our workloads on top.
+    jobset:       the JobSet CRD is installed: slices of several machines use it.
+    pod_monitoring: the CRD of Google Cloud Managed Prometheus is installed and wanted.
+    endpoint_picker: Service of the endpoint picker of an InferencePool; None plans no pool.
+    hpa_metric:   name of the pods metric under which the metrics adapter offers the number of
+                  waiting requests.
+    scratch_class: storage class of the scratch volume; None uses the node's own disk.
+    local:        the plan is run as processes on this machine, where file:// is the user's disk.
+    """
+
+    registry: str = ""
+    train_image: str = f"tunewright/train:{VERSION}"
+    serve_images: Mapping[str, str] = field(default_factory=lambda: dict(SERVE_IMAGES))
+    pull_policy: str = "IfNotPresent"
+    jobset: bool = True
+    pod_monitoring: bool = False
+    endpoint_picker: str | None = None
+    hpa_metric: str = "prometheus.googleapis.com|vllm:num_requests_waiting|gauge"
+    scratch_class: str | None = None
+    local: bool = False
+
+    def __post_init__(self) -> None:
+        if self.registry and not self.registry.endswith("/"):
+            raise UserError(Fault("registry", "must end with /", show(self.registry)))
+        if self.pull_policy not in ("IfNotPresent", "Always", "Never"):
+            raise UserError(
+                Fault("pullPolicy", "must be IfNotPresent, Always or Never", show(self.pull_policy))
+            )
+
+    @property
+    def train(self) -> str:
+        return self.registry + self.train_image
+
+    def serve(self, kind: str) -> str:
+        """The image that serves on `cpu`, `tpu` or `gpu`."""
+        return self.registry + self.serve_images[kind]
