@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
-from tunewright_operator.api.rules import Findings, Rule, Transition
+from tunewright_operator.api.rules import CEL, Findings, Rule, Transition
 from tunewright_workloads.contract.faults import UserError
 
 S = TypeVar("S", bound="Section")
@@ -40,6 +42,15 @@ class Section(BaseModel):
         if isinstance(data, dict) and None in data.values():
             return {key: value for key, value in data.items() if value is not None}
         return data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler.resolve_ref_schema(handler(core))
+        asked = [rule.kubernetes() for rule in cls.rules if rule.cel is not None]
+        asked += [rule.kubernetes() for rule in cls.transitions]
+        if asked:
+            schema[CEL] = asked
+        return schema
 
 
 class Record(BaseModel):
@@ -95,8 +106,6 @@ def choices(info: FieldInfo) -> list[Any]:
     found: list[Any] = []
 
     def look(annotation: Any) -> None:
-        from typing import Literal, get_args, get_origin
-
         if get_origin(annotation) is Literal:
             found.extend(get_args(annotation))
             return

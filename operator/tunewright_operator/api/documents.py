@@ -25,6 +25,11 @@ _BOOLEAN = "tag:yaml.org,2002:bool"
 _WORDS = re.compile(r"^(?:y|Y|yes|Yes|YES|n|N|no|No|NO|on|On|ON|off|Off|OFF)$")
 _OCTAL = re.compile(r"^[-+]?0[0-9_]+$")
 
+_FLOAT = (
+    r"^(?:[-+]?(?:[0-9][0-9_]*)?\.?[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?[0-9][0-9_]*\.(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader with kubectl's idea of what a plain scalar is."""
@@ -44,8 +49,7 @@ for _tag, _regex, _first in (
     ),
     (
         "tag:yaml.org,2002:float",
-        r"^(?:[-+]?(?:[0-9][0-9_]*)?\.?[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*\.(?:[eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        _FLOAT,
         "-+0123456789.",
     ),
     ("tag:yaml.org,2002:null", r"^(?:~|null|Null|NULL|)$", "~nN\0"),
@@ -118,6 +122,8 @@ def read(text: str, place: str) -> list[Document]:
     try:
         while loader.check_node():
             node = loader.get_node()
+            if node is None:
+                break
             found = list(_check(node, place))
             faults += found
             if not found and not _is_null(node):

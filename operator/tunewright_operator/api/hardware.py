@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_serializer, model_validator
+from pydantic import Field, GetJsonSchemaHandler, model_serializer, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from tunewright_operator.api.base import Section, section
-from tunewright_operator.api.rules import Rule, listed, mapped
+from tunewright_operator.api.rules import PRESERVE, Rule, listed, mapped
 from tunewright_operator.api.values import Int, Name
 from tunewright_workloads.contract.accelerators import ACCELERATORS, Accelerator, Mode, Slice, slice_of
 from tunewright_workloads.contract.faults import UserError, nearest
@@ -51,6 +53,10 @@ def _tpus() -> list[Accelerator]:
     return [a for a in ACCELERATORS.values() if a.kind == "tpu"]
 
 
+def _gpus() -> list[Accelerator]:
+    return [a for a in ACCELERATORS.values() if a.kind == "gpu"]
+
+
 def _topologies(chip: Accelerator) -> list[str]:
     return list(dict.fromkeys(row.topology for row in chip.slices))
 
@@ -61,8 +67,7 @@ def _chips(chip: Accelerator) -> dict[str, list[int]]:
 
 
 _TPU = listed([a.name for a in _tpus()])
-_COUNTS = {a.name: [r.chips_per_host for r in a.slices] for a in ACCELERATORS.values() if a.kind == "gpu"}
-_GPU = listed(list(_COUNTS))
+_GPU = listed([a.name for a in _gpus()])
 
 # v5p has no largest row: every AxBxC of ascending multiples of four up to 8,960 chips.
 _LARGE_V5P = (
@@ -75,23 +80,18 @@ _LARGE_V5P = (
 )
 
 
-def _topology_rules() -> tuple[Rule, ...]:
-    rules = []
-    for chip in _tpus():
-        known = _topologies(chip)
-        more = " (or AxBxC of ascending multiples of 4)" if chip.name == "v5p" else ""
-        large = f" || {_LARGE_V5P}" if chip.name == "v5p" else ""
-        rules.append(
-            Rule(
-                f"topology-{chip.name}",
-                f"must be one of {', '.join(known)}{more} for type {chip.name}",
-                lambda a, chip=chip: a.type != chip.name or a.topology is None or _exists(a),
-                f"self.type != '{chip.name}' || !has(self.topology) || self.topology in {listed(known)}{large}",
-                fields=("topology", "type"),
-                hint=lambda a, known=known: _did_you_mean(a.topology, known),
-            )
-        )
-    return tuple(rules)
+def _topology_rule(chip: Accelerator) -> Rule:
+    known = _topologies(chip)
+    more = " (or AxBxC of ascending multiples of 4)" if chip.name == "v5p" else ""
+    large = f" || {_LARGE_V5P}" if chip.name == "v5p" else ""
+    return Rule(
+        f"topology-{chip.name}",
+        f"must be one of {', '.join(known)}{more} for type {chip.name}",
+        lambda a: a.type != chip.name or a.topology is None or _exists(a),
+        f"self.type != '{chip.name}' || !has(self.topology) || self.topology in {listed(known)}{large}",
+        fields=("topology", "type"),
+        hint=lambda a: _did_you_mean(a.topology, known),
+    )
 
 
 def _exists(a: AcceleratorBase) -> bool:
@@ -107,27 +107,33 @@ def _did_you_mean(value: str, known: list[str]) -> str | None:
     return f"Did you mean {near}?" if near else None
 
 
-def _chips_rules() -> tuple[Rule, ...]:
-    rules = []
-    for chip in _tpus():
-        table = _chips(chip)
-        ambiguous = {t: c for t, c in table.items() if len(c) > 1}
-        also = "".join(f" ({' or '.join(map(str, c))} for {t})" for t, c in ambiguous.items())
-        # A large v5p has machines of four chips, like every other v5p.
-        other = "self.chipsPerHost == 4" if chip.name == "v5p" else "true"
-        rules.append(
-            Rule(
-                f"chips-per-host-{chip.name}",
-                f"must be the chips of one machine of this {chip.name} topology{also}",
-                lambda a, chip=chip: a.type != chip.name or a.chips_per_host is None or _chips_fit(a),
-                f"self.type != '{chip.name}' || !has(self.chipsPerHost) || !has(self.topology)"
-                f" || (self.topology in {mapped(table)} ?"
-                f" self.chipsPerHost in {mapped(table)}[self.topology] : {other})",
-                fields=("chipsPerHost", "type", "topology"),
-                fix="Leave it out to get the single machine where there is a choice",
-            )
-        )
-    return tuple(rules)
+def _chips_rule(chip: Accelerator) -> Rule:
+    table = _chips(chip)
+    ambiguous = {t: c for t, c in table.items() if len(c) > 1}
+    also = "".join(f" ({' or '.join(map(str, c))} for {t})" for t, c in ambiguous.items())
+    # A large v5p has machines of four chips, like every other v5p.
+    other = "self.chipsPerHost == 4" if chip.name == "v5p" else "true"
+    return Rule(
+        f"chips-per-host-{chip.name}",
+        f"must be the chips of one machine of this {chip.name} topology{also}",
+        lambda a: a.type != chip.name or a.chips_per_host is None or _chips_fit(a),
+        f"self.type != '{chip.name}' || !has(self.chipsPerHost) || !has(self.topology)"
+        f" || (self.topology in {mapped(table)} ?"
+        f" self.chipsPerHost in {mapped(table)}[self.topology] : {other})",
+        fields=("chipsPerHost", "type", "topology"),
+        fix="Leave it out to get the single machine where there is a choice",
+    )
+
+
+def _count_rule(chip: Accelerator) -> Rule:
+    counts = [row.chips_per_host for row in chip.slices]
+    return Rule(
+        f"count-{chip.name}",
+        f"must be one of {', '.join(map(str, counts))} for type {chip.name}",
+        lambda a: a.type != chip.name or a.count is None or a.count in counts,
+        f"self.type != '{chip.name}' || !has(self.count) || self.count in {listed(counts)}",
+        fields=("count", "type"),
+    )
 
 
 def _chips_fit(a: AcceleratorBase) -> bool:
@@ -139,15 +145,18 @@ def _chips_fit(a: AcceleratorBase) -> bool:
     return True
 
 
-def single_host_cel(path: str = "self") -> str:
-    """CEL: whether the accelerator at `path` is one machine. Guarded against what is missing."""
-    default = [f"{a.name} {t}" for a in _tpus() for t in _topologies(a) if slice_of(a.name, t).hosts == 1]
-    chosen = [f"{a.name} {r.topology} {r.chips_per_host}" for a in _tpus() for r in a.slices if r.hosts == 1]
-    key = f"{path}.type + ' ' + {path}.topology"
+def _single_host_cel() -> str:
+    """CEL: whether the accelerator is one machine; true where what it reads is missing.
+
+    Only lists of the catalog are searched: a key put together by `+` has no bound for the API
+    server's estimate of the cost.
+    """
+    single = {a.name: [t for t in _topologies(a) if slice_of(a.name, t).hosts == 1] for a in _tpus()}
+    largest = {t: max(c) for a in _tpus() for t, c in _chips(a).items() if len(c) > 1}
     return (
-        f"(!({path}.type in {_TPU}) || !has({path}.topology) || (has({path}.chipsPerHost)"
-        f" ? ({key} + ' ' + string({path}.chipsPerHost)) in {listed(chosen)}"
-        f" : ({key}) in {listed(default)}))"
+        f"(!(self.type in {_TPU}) || !has(self.topology) || (self.topology in {mapped(single)}[self.type]"
+        f" && !(has(self.chipsPerHost) && self.topology in {mapped(largest)}"
+        f" && self.chipsPerHost < {mapped(largest)}[self.topology])))"
     )
 
 
@@ -199,17 +208,8 @@ class AcceleratorBase(Section):
             fields=("count", "type"),
             fix="Remove it; TPUs are asked for by topology, cpu needs neither",
         ),
-        *(
-            Rule(
-                f"count-{name}",
-                f"must be one of {', '.join(map(str, counts))} for type {name}",
-                lambda a, name=name, counts=counts: a.type != name or a.count is None or a.count in counts,
-                f"self.type != '{name}' || !has(self.count) || self.count in {listed(counts)}",
-                fields=("count", "type"),
-            )
-            for name, counts in _COUNTS.items()
-        ),
-        *_topology_rules(),
+        *(_count_rule(a) for a in _gpus()),
+        *(_topology_rule(a) for a in _tpus()),
         Rule(
             "chips-per-host-refused",
             "exists only for TPUs",
@@ -218,12 +218,12 @@ class AcceleratorBase(Section):
             fields=("chipsPerHost", "type"),
             fix="Remove it",
         ),
-        *_chips_rules(),
+        *(_chips_rule(a) for a in _tpus()),
         Rule(
             "flex-start-single-host",
             "flexStart gives single machines, and this topology needs several",
             lambda a: a.provisioning.mode != "flexStart" or not a.slice.multi_host,
-            f"self.provisioning.mode != 'flexStart' || {single_host_cel()}",
+            f"self.provisioning.mode != 'flexStart' || {_single_host_cel()}",
             fields=("provisioning.mode", "type", "topology", "chipsPerHost", "count"),
             fix="Choose a topology of one machine, or another mode with a Kueue queue",
         ),
@@ -254,7 +254,7 @@ class ServeAccelerator(AcceleratorBase):
             "serve-single-host",
             "a replica runs on one machine, and this topology needs several",
             lambda a: not a.slice.multi_host,
-            single_host_cel(),
+            _single_host_cel(),
             fields=("topology", "type", "chipsPerHost", "count"),
             fix="Choose a topology of one machine, such as v6e 2x4 with 8 chips per host, and more replicas",
         ),
@@ -273,13 +273,22 @@ class Mesh(Section):
     @classmethod
     def _auto(cls, data: Any) -> Any:
         if data == "auto":
-            return {}
+            return cls.model_construct()
         if isinstance(data, str) or not isinstance(data, (dict, Mesh)):
             raise ValueError("must be auto or {fsdp: N, tp: N}")
         given = {key for key, value in data.items() if value is not None} if isinstance(data, dict) else set()
-        if len(given & {"fsdp", "tp"}) == 1:
+        if isinstance(data, dict) and len(given & {"fsdp", "tp"}) < 2 and given <= {"fsdp", "tp"}:
             raise ValueError("needs both fsdp and tp, or write auto")
         return data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        # A word or a mapping: a structural schema has no union, so the field has no type, and each
+        # keyword judges only values of its own kind (`pattern` words, `required` mappings).
+        schema = handler.resolve_ref_schema(handler(core))
+        schema.pop("type", None)
+        schema.update({PRESERVE: True, "pattern": "^auto$", "required": ["fsdp", "tp"]})
+        return schema
 
     @model_serializer
     def _plain(self) -> str | dict[str, int]:
@@ -294,7 +303,7 @@ class TrainAccelerator(AcceleratorBase):
     """The slice, and the mesh over its devices."""
 
     mesh: Mesh = Field(
-        default_factory=Mesh,
+        default_factory=Mesh.model_construct,
         description="auto, or {fsdp: N, tp: N} with fsdp * tp = the devices of the slice (v7x: two a chip).",
         json_schema_extra={"default": "auto"},
     )

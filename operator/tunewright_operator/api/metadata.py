@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field
 
 from tunewright_operator.api.base import Section
 from tunewright_operator.api.rules import Rule
 
-GROUP = "tunewright.dev"
-VERSION = "v1alpha1"
-GROUP_VERSION = f"{GROUP}/{VERSION}"
+GROUP: Final = "tunewright.dev"
+VERSION: Final = "v1alpha1"
+GROUP_VERSION: Final = "tunewright.dev/v1alpha1"
 
 
 class Metadata(Section):

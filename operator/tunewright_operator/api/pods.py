@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tunewright_operator.api.base import Section
-from tunewright_operator.api.rules import Rule
+from tunewright_operator.api.rules import Rule, listed
 from tunewright_operator.api.values import SUBDOMAIN, Int, Key, Name, Quantity
 
 _PART = "[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
@@ -171,6 +171,18 @@ def _values(name: str, field: str) -> Rule:
     )
 
 
+def _resource_names(field: str) -> Rule:
+    known = ("cpu", "memory", "ephemeral-storage")
+    return Rule(
+        f"resources-{field}",
+        f"can hold {', '.join(known)}",
+        lambda r: set(getattr(r, field)) <= set(known),
+        f"self.{field}.all(k, k in {listed(known)})",
+        fields=(field,),
+        fix="Chips are asked for by spec.accelerator",
+    )
+
+
 class Resources(Section):
     """CPU, memory and scratch space of the workload's container. Chips come from `accelerator`."""
 
@@ -178,22 +190,16 @@ class Resources(Section):
         default_factory=dict,
         max_length=3,
         description="cpu, memory, ephemeral-storage. Keep cpu small: a large request keeps a TPU machine empty.",
+        json_schema_extra={"default": {}},
     )
     limits: dict[Annotated[str, Field(max_length=32)], Quantity] = Field(
-        default_factory=dict, max_length=3, description="cpu, memory, ephemeral-storage."
+        default_factory=dict,
+        max_length=3,
+        description="cpu, memory, ephemeral-storage.",
+        json_schema_extra={"default": {}},
     )
 
-    rules: ClassVar[tuple[Rule, ...]] = tuple(
-        Rule(
-            f"resources-{field}",
-            "can hold cpu, memory and ephemeral-storage",
-            lambda r, field=field: set(getattr(r, field)) <= {"cpu", "memory", "ephemeral-storage"},
-            f"!has(self.{field}) || self.{field}.all(k, k in ['cpu', 'memory', 'ephemeral-storage'])",
-            fields=(field,),
-            fix="Chips are asked for by spec.accelerator",
-        )
-        for field in ("requests", "limits")
-    )
+    rules: ClassVar[tuple[Rule, ...]] = (_resource_names("requests"), _resource_names("limits"))
 
 
 _Map = dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]]

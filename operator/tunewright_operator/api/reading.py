@@ -62,16 +62,16 @@ def load(source: str | Path, *, base: str | Path | None = None, name: str | None
     if not pending:
         raise UserError(Fault(called, "holds no resource", None, f"Write a {' or a '.join(KINDS)}"))
     for index, document in enumerate(pending):
-        items = [(document.data, document, "", ())]
+        items: list[tuple[Any, str, Loc]] = [(document.data, "", ())]
         if isinstance(document.data, dict) and document.data.get("kind") == "List":
             listed = document.data.get("items")
             items = [
-                (item, document, f"items[{i}]: ", ("items", i))
+                (item, f"items[{i}]: ", ("items", i))
                 for i, item in enumerate(listed if isinstance(listed, list) else [])
             ]
-        for data, source_document, where, loc in items:
+        for data, where, loc in items:
             try:
-                _read(data, called, where, index, len(pending), base, found, source_document, loc)
+                _read(data, called, where, index, len(pending), base, found, document, loc)
             except UserError as error:
                 faults += error.faults
     if not faults:
@@ -276,8 +276,10 @@ def _mend(data: Any, errors: list[Any], kind: type[BaseModel]) -> Any:
     """A copy without what is at fault, and with examples for what is missing."""
     data = copy.deepcopy(data)
     for error in sorted(errors, key=lambda e: [str(part) for part in e["loc"]], reverse=True):
-        *path, last = error["loc"] or ("",)
-        holder = data
+        if not error["loc"]:
+            continue
+        *path, last = error["loc"]
+        holder: Any = data
         try:
             for part in path:
                 holder = holder[part]
@@ -433,10 +435,9 @@ def _merged(errors: list[Any]) -> list[Any]:
     kept: dict[tuple[Any, ...], Any] = {}
     for error in errors:
         at = error["loc"]
-        if at and isinstance(at[-1], str) and at[-1].startswith(("function-", "int", "str")) and len(at) > 1:
-            if "requests" in at or ("limits" in at and "resources" in at):
-                at = at[:-1]
-                error = {**error, "loc": at, "type": "quantity", "msg": "must be text or a whole number"}
+        if "resources" in at and len(at) > at.index("resources") + 3:
+            at = at[:-1]
+            error = {**error, "loc": at, "type": "quantity", "msg": "must be text or a whole number"}
         kept.setdefault((at, error["type"]), error)
     return list(kept.values())
 

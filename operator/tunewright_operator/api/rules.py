@@ -20,6 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 from tunewright_workloads.contract.faults import Fault, UserError, show
 
 CEL = "x-kubernetes-validations"
+PRESERVE = "x-kubernetes-preserve-unknown-fields"
 
 
 def quoted(text: str) -> str:
@@ -81,11 +82,12 @@ class Rule:
     def kubernetes(self) -> dict[str, str]:
         """One entry of `x-kubernetes-validations`."""
         entry = {"rule": self.cel or "", "message": self.message}
-        if self.fields and self.fields[0].startswith("metadata."):
+        place = self.fields[0] if self.fields else ""
+        if place.startswith("metadata."):
             # The schema of metadata is the API server's own: it takes no path into it.
-            entry["message"] = f"{self.fields[0]} {self.message}"
-        elif self.fields and "[" not in self.fields[0]:
-            entry["fieldPath"] = "." + self.fields[0]
+            entry["message"] = f"{place} {self.message}"
+        elif place:
+            entry["fieldPath"] = f".{place}"
         if self.reason:
             entry["reason"] = self.reason
         return entry

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from tunewright_operator.api.base import Section
 from tunewright_operator.api.rules import Transition, value_at
@@ -18,26 +19,29 @@ from tunewright_workloads.contract.faults import Fault, show
 
 def immutable(kind: type[Section], but: set[str], what: str) -> tuple[Transition, ...]:
     """A rule for each field of `kind` that must stay as it is."""
-    rules = []
-    for name, info in kind.model_fields.items():
-        key = info.alias or name
-        if key in but:
-            continue
-        always = info.is_required() or "default" in (info.json_schema_extra or {}) or info.default is not None
+    allowed = ", ".join(sorted(but))
+
+    def rule(name: str, key: str, always: bool) -> Transition:
         same = f"self.{key} == oldSelf.{key}"
-        if not always:
-            same = f"has(self.{key}) == has(oldSelf.{key}) && (!has(self.{key}) || {same})"
-        rules.append(
-            Transition(
-                f"immutable-{key}",
-                "cannot be changed",
-                lambda new, old, name=name: getattr(new, name) == getattr(old, name),
-                same,
-                (key,),
-                f"Create another {what}; of this one only {', '.join(sorted(but))} can change",
-            )
+        return Transition(
+            f"immutable-{key}",
+            "cannot be changed",
+            lambda new, old: getattr(new, name) == getattr(old, name),
+            same if always else f"has(self.{key}) == has(oldSelf.{key}) && (!has(self.{key}) || {same})",
+            (key,),
+            f"Create another {what}; of this one only {allowed} can change",
         )
-    return tuple(rules)
+
+    def always(info: FieldInfo) -> bool:
+        extra = info.json_schema_extra
+        filled = isinstance(extra, dict) and "default" in extra
+        return info.is_required() or filled or info.get_default() is not None
+
+    return tuple(
+        rule(name, info.alias or name, always(info))
+        for name, info in kind.model_fields.items()
+        if (info.alias or name) not in but
+    )
 
 
 def raised(key: str, holds: Callable[[Any, Any], bool], cel: str) -> Transition:
