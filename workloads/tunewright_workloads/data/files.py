@@ -186,10 +186,10 @@ def _lines(file: IO[bytes], name: str, faults: Faults) -> Iterator[Record]:
                 rows += 1
                 continue
             rows += 1
+            if pending is not None:
+                faults.add(_not_object(*pending))
+                pending = None
             if isinstance(value, dict):
-                if pending is not None:
-                    faults.add(_not_object(pending[0], pending[1]))
-                    pending = None
                 yield Record(name, line, value)
             elif isinstance(value, list) and rows == 1:
                 pending = (place, value)

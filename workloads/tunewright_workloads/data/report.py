@@ -88,7 +88,7 @@ def notes(train: Dataset, validation: Dataset | None, config: DatasetConfig, bat
         if train.dropped.get("overlong") or train.dropped.get("answerTruncated"):
             found.append(f"dataset.maxLength ({config.max_length}) is the lever for rows that are too long")
     for text, count in train.notes.items():
-        found.append(f"{_rows(count)} {text}")
+        found.append(f"{_rows(count)}: {text}")
     if train.duplicates:
         found.append(f"{_rows(train.duplicates)} being an exact copy of an earlier one")
     if validation is not None and (both := overlap(train, validation)):

@@ -230,9 +230,9 @@ class _Reader:
             return None
         role = value["role"]
         if role not in ROLES:
-            known = _ALIASES.get(str(role).lower()) or nearest(str(role), ROLES)
-            fix = f"Write {known}." if known else None
-            self.fault(f"{field}.role", f"must be one of {', '.join(ROLES)}", role, fix, null=True)
+            known: str | None = _ALIASES.get(str(role).lower()) or nearest(str(role), ROLES)
+            rename = f"Write {known}." if known else None
+            self.fault(f"{field}.role", f"must be one of {', '.join(ROLES)}", role, rename, null=True)
             return None
         message: dict[str, Any] = {"role": role}
         calls = self.calls(f"{field}.tool_calls", value.get("tool_calls"), role)
@@ -378,5 +378,9 @@ class _Reader:
                     f"{field}[{len(roles) - 1}]", f"the last message must be the assistant's, not the {roles[-1]}'s",
                     None, "Remove the messages after the last answer, or add the answer.",
                 )  # fmt: skip
+        for before, message in zip(messages, messages[1:], strict=False):
+            if before["role"] == message["role"] == "assistant" and not before.get("tool_calls"):
+                self.notes.append("has two assistant messages in a row, which only some templates join")
+                break
         if roles[0] == "assistant":
             self.notes.append("starts with an assistant message")

@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from tunewright_workloads.contract import configs, exits
 from tunewright_workloads.contract.faults import UserError
@@ -20,16 +21,17 @@ from tunewright_workloads.train import prepare
 from tunewright_workloads.train.stop import Stop
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="tunewright_workloads.train", description=__doc__)
+def main(argv: Sequence[str] | None = None, program: Literal["jax", "torch"] = "jax") -> int:
+    """Returns the exit code. program: which of the two training programs runs the configuration."""
+    name = {"jax": "tunewright_workloads.train", "torch": "tunewright_workloads.gpu"}[program]
+    parser = argparse.ArgumentParser(prog=name, description=__doc__)
     parser.add_argument("--config", required=True, metavar="FILE")
     args = parser.parse_args(argv)
     progress = None
     try:
         config = configs.load(configs.TrainConfig, args.config)
         progress = config.progress
-        return train(config)
+        return train(config, program)
     except UserError as error:
         print(error.text(), file=sys.stderr, flush=True)
         ProgressFile(progress).write(Progress(stage="train", message=error.text()[:1000]))
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exits.TERMINATED
 
 
-def train(config: configs.TrainConfig) -> int:
+def train(config: configs.TrainConfig, program: Literal["jax", "torch"] = "jax") -> int:
     """Runs the configuration. Raises UserError for whatever the user can mend."""
     output = outputs.Output(config.output, Path(config.work))
     progress = ProgressFile(config.progress)
@@ -71,6 +73,10 @@ def train(config: configs.TrainConfig) -> int:
         ),
         flush=True,
     )
+    if program == "torch":
+        from tunewright_workloads.gpu import run as torch_run
+
+        return torch_run.train(run, output, Stop())
     from tunewright_workloads.train.run import Trainer
 
     trainer = Trainer(run, output, Stop())

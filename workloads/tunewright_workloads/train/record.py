@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from importlib import metadata
-from typing import Any
+from typing import Any, Literal
 
 from tunewright_workloads.contract import accelerators, models
 from tunewright_workloads.contract import report as contract
@@ -15,7 +15,7 @@ from tunewright_workloads.train.prepare import Run
 
 PACKAGES = (
     "tunewright", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "google-tunix", "qwix",
-    "tokenizers", "numpy",
+    "tokenizers", "numpy", "torch", "transformers", "trl", "peft", "accelerate",
 )  # fmt: skip
 
 
@@ -48,7 +48,10 @@ def digests(run: Run) -> tuple[str, str, int, int, int]:
     return tokens.hexdigest(), masks.hexdigest(), useful, trained, padded
 
 
-def report(run: Run, metrics: Metrics, times: dict[str, float], hosts: int, cache: Any) -> contract.RunReport:
+def report(
+    run: Run, metrics: Metrics, times: dict[str, float], hosts: int, cache: Any,
+    program: Literal["jax", "torch"] = "jax",
+) -> contract.RunReport:  # fmt: skip
     """The run's record. times: seconds by name (load, compile, checkpoint, evaluation)."""
     c, t, a = run.config, run.config.training, run.config.adapter
     steps = metrics.steps()
@@ -66,7 +69,7 @@ def report(run: Run, metrics: Metrics, times: dict[str, float], hosts: int, cach
     quantized = a.quantize_base
     return contract.RunReport(
         job=c.job,
-        program="jax",
+        program=program,
         model=contract.BaseModelRecord(
             name=c.model.name, source=c.model.source, digest=run.base_digest, params=parameters(run),
             params_active=int(spec.params_active) if spec and spec.params_active else None,

@@ -209,8 +209,8 @@ class Cache:
         self.hits = 0
         jax.monitoring.register_event_listener(self._event)
 
-    def _event(self, name: str, **_: Any) -> None:
-        self.hits += name == "/jax/compilation_cache/cache_hits"
+    def _event(self, event: str, **_: Any) -> None:
+        self.hits += event == "/jax/compilation_cache/cache_hits"
 
     @property
     def state(self) -> Literal["cold", "warm"]:
