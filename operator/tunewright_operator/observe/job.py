@@ -53,7 +53,8 @@ class Missing:
 class Facts:
     """Everything that is looked at.
 
-    workloads: slim Job or JobSet by stage. pods: slim pods of all stages.
+    workloads: slim Job or JobSet by stage. pods: slim pods of all stages;
+    gone: those that were deleted since the last look, as they were then.
     invalid:   why the spec cannot be planned; final.
     missing:   references that are not there yet.
     hint:      what the API server's events say where a stage has no pods.
@@ -63,6 +64,7 @@ class Facts:
     stages: Sequence[StageFacts]
     workloads: Mapping[str, Object | None]
     pods: Sequence[Object] = ()
+    gone: Sequence[Object] = ()
     progress: Progress | None = None
     invalid: str | None = None
     missing: Sequence[Missing] = ()
@@ -103,7 +105,12 @@ def observe(meta: Object, spec: FineTuneJobSpec, old: Object, facts: Facts, now:
     over = old.get("phase") in ("Succeeded", "Failed")
     ending = spec.suspend or over
     account = ledger.update(
-        Ledger.load(old.get("ledger")), facts.pods, {s.name: s.hosts for s in facts.stages}, now, ending
+        Ledger.load(old.get("ledger")),
+        [*facts.pods, *facts.gone],
+        {s.name: s.hosts for s in facts.stages},
+        now,
+        ending,
+        frozenset(p["metadata"]["uid"] for p in facts.gone),
     )
     status = dict(old)
     reached = [name for name in MILESTONES if conditions.true(old, MILESTONES[name])]

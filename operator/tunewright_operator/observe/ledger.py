@@ -130,7 +130,12 @@ def _counts(outcome: str | None) -> bool:
 
 
 def update(
-    ledger: Ledger, pods: Iterable[Object], hosts: dict[str, int], now: datetime, stopped: bool
+    ledger: Ledger,
+    pods: Iterable[Object],
+    hosts: dict[str, int],
+    now: datetime,
+    stopped: bool,
+    gone: frozenset[str] = frozenset(),
 ) -> Ledger:
     """The account after a look at the pods that exist.
 
@@ -138,6 +143,7 @@ def update(
     hosts:   machines of a slice by stage: the run's chips are the first pod's times these.
     stopped: we are ending the job ourselves (suspension, a limit), so a run that ends or vanishes
              now did not fail and was not preempted.
+    gone:    uids of those of `pods` that are deleted already: what they last showed still counts.
     """
     found = list(pods)
     leaders = {
@@ -156,9 +162,9 @@ def update(
     for uid, run in sorted(runs.items(), key=lambda item: (item[1].start, item[0])):
         if uid in fresh and (result.attempts == 0 or _counts(result.last)):
             result = replace(result, attempts=result.attempts + 1)
-        run = _end(run, leaders.get(uid), found, now, stopped)
+        run = _end(run, leaders.get(uid), found, now, stopped, uid in gone)
         result = replace(result, last=run.outcome)
-        if uid in leaders:
+        if uid in leaders and uid not in gone:
             kept.append(run)
         else:
             result = _fold(result, run)
@@ -167,14 +173,18 @@ def update(
     return replace(result, open=tuple(kept))
 
 
-def _end(run: Run, leader: Object | None, pods: list[Object], now: datetime, stopped: bool) -> Run:
+def _end(
+    run: Run, leader: Object | None, pods: list[Object], now: datetime, stopped: bool, gone: bool
+) -> Run:
     if run.end is not None:
         return run
     if leader is None:  # gone without a word: with its node, or because we deleted it
         return replace(run, end=times.show(now), outcome=STOPPED if stopped else Shape.PREEMPTED.value)
     finding = _of_slice(leader, pods)
-    if not finding.ended:
+    if not finding.ended and not gone:
         return run
+    if not finding.ended:
+        return replace(run, end=times.show(now), outcome=STOPPED if stopped else Shape.PREEMPTED.value)
     ours = stopped and finding.shape in (Shape.PREEMPTED, Shape.FAILED)
     outcome = STOPPED if ours else finding.shape.value
     return replace(run, end=looks.finished(leader) or times.show(now), outcome=outcome)

@@ -19,6 +19,9 @@ from tunewright_operator.reconcile.resources import UID_LABEL, Resource
 Object = dict[str, Any]
 _CHIPS = ("google.com/tpu", "nvidia.com/gpu")
 _OURS = "tunewright.dev/"
+_LABELS = frozenset(
+    {"batch.kubernetes.io/job-completion-index", "batch.kubernetes.io/job-name", "kueue.x-k8s.io/queue-name"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ def slim(resource: Resource, body: Object) -> Object:
     labels = {
         sys.intern(k): sys.intern(v)
         for k, v in (meta.get("labels") or {}).items()
-        if k.startswith((_OURS, "batch.kubernetes.io/job-name", "kueue.x-k8s.io/queue-name"))
+        if k.startswith(_OURS) or k in _LABELS
     }
     if labels:
         kept["labels"] = labels
@@ -169,6 +172,7 @@ class Cache:
     _children: dict[str, set[Ref]] = field(default_factory=dict)
     _own: dict[str, Key] = field(default_factory=dict)
     _gone: dict[str, int] = field(default_factory=dict)
+    _graves: dict[str, dict[str, Object]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -209,6 +213,8 @@ class Cache:
         if known is None or known["metadata"]["uid"] != meta.get("uid"):
             return None
         uid = known["metadata"].get("labels", {}).get(UID_LABEL)
+        if resource is resources.POD and uid in self._own:
+            self._graves.setdefault(uid, {})[meta["uid"]] = slim(resource, body)
         self._forget(ref, known)
         if resource.group == resources.OWN_GROUP:
             return Key(resource.kind, ref.namespace, ref.name)
@@ -222,6 +228,19 @@ class Cache:
         refs = self._children.get(uid, ())
         found = [r for r in refs if resource is None or r.resource is resource]
         return [self._objects[r] for r in sorted(found, key=lambda r: (r.resource.kind, r.name))]
+
+    def graves(self, uid: str) -> list[Object]:
+        """Pods as they were when they were deleted, until their end was accounted for: a pod may
+        fail and be deleted between two looks."""
+        return list(self._graves.get(uid, {}).values())
+
+    def forget_graves(self, uid: str, pods: set[str]) -> None:
+        """The end of these pods stands in the status now."""
+        graves = self._graves.get(uid, {})
+        for pod in pods:
+            graves.pop(pod, None)
+        if not graves:
+            self._graves.pop(uid, None)
 
     def all(self, resource: Resource) -> Iterator[Object]:
         return (o for r, o in self._objects.items() if r.resource is resource)
@@ -238,6 +257,7 @@ class Cache:
         uid = known["metadata"]["uid"]
         if ref.resource.group == resources.OWN_GROUP:
             self._own.pop(uid, None)
+            self._graves.pop(uid, None)
             return
         owner = known["metadata"].get("labels", {}).get(UID_LABEL)
         refs = self._children.get(owner) if owner else None
