@@ -17,6 +17,7 @@ from typing import Any
 from tunewright_workloads.contract import configs, exits
 from tunewright_workloads.contract.configs import MergeConfig
 from tunewright_workloads.contract.faults import Fault, UserError, show
+from tunewright_workloads.storage.faults import StorageError
 
 _DTYPES = ("bfloat16", "float16", "float32", "keep")
 
@@ -93,6 +94,9 @@ def main(arguments: list[str] | None = None) -> int:
         except UserError as error:
             print(error.text(), file=sys.stderr)
             return exits.BAD_INPUT
+        except StorageError as error:
+            print(error, file=sys.stderr)
+            return exits.RETRY
     print(
         f"published {config.output}: {len(manifest.files)} files, "
         f"{sum(f.size for f in manifest.files.values()) / 1e9:.2f} GB, "

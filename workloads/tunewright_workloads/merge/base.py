@@ -39,6 +39,8 @@ class Base:
         else:
             self.store = storage.store(source, revision=revision, place=place)
         self.commit: str | None = getattr(self.store, "commit", None)
+        if (cached := getattr(self.store, "offline", None)) is not None:
+            self.local, self.store = True, storage.store(f"file://{cached}/{parsed.path}", place=place)
         self._work = work / "base"
         self._digests: dict[str, str] = {}
         self.entries = {e.name: e for e in self.store.entries()}

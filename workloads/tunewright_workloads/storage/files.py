@@ -156,6 +156,17 @@ class FileStore:
             os.fsync(file.fileno())
 
 
+@contextlib.contextmanager
+def locked(path: Path, uri: Uri) -> Iterator[None]:
+    """Excludes other processes while the context lasts; the lock's file is gone afterwards."""
+    file = _lock(path, uri)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is held: see _lock
+        os.close(file)
+
+
 def _lock(path: Path, uri: Uri) -> int:
     said = False
     while True:
