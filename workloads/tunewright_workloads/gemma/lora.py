@@ -14,8 +14,8 @@ is deterministic.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from tunix.models.gemma4 import model as tunix
 from tunewright_workloads.contract.configs import AdapterConfig, Target
 from tunewright_workloads.contract.faults import Fault, UserError, show
 from tunewright_workloads.gemma.load import dotted
+from tunewright_workloads.gemma.start import start
 
 MODULES: dict[Target, tuple[str, ...]] = {
     "q_proj": ("q_einsum",),
@@ -179,19 +180,13 @@ _REPORT = "This is a mismatch of the pinned Qwix and Tunix."
 def _initial(path: str, shape: tuple[int, ...], seed: int, sharding: NamedSharding) -> jax.Array:
     if path.endswith("_lora_b"):
         return _zeros(shape, sharding)
-    return _uniform(jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode())), shape, sharding)
+    values = start(path.rsplit(".", 1)[0], math.prod(shape[:-1]), shape[-1], seed).reshape(shape)
+    return jax.make_array_from_callback(shape, sharding, lambda index: values[index])
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _zeros(shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
     return jax.lax.with_sharding_constraint(jnp.zeros(shape, jnp.float32), sharding)
-
-
-@partial(jax.jit, static_argnums=(1, 2))
-def _uniform(key: jax.Array, shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
-    """He-uniform over all input axes, (N, H, r) counting N * H."""
-    value = jax.nn.initializers.he_uniform()(key, shape, jnp.float32)
-    return jax.lax.with_sharding_constraint(value, sharding)
 
 
 def remat(model: tunix.Gemma4, policy: Literal["none", "block", "decoder"]) -> None:
