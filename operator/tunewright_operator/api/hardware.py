@@ -273,7 +273,7 @@ class Mesh(Section):
     @classmethod
     def _auto(cls, data: Any) -> Any:
         if data == "auto":
-            return cls.model_construct()
+            return {}
         if isinstance(data, str) or not isinstance(data, (dict, Mesh)):
             raise ValueError("must be auto or {fsdp: N, tp: N}")
         given = {key for key, value in data.items() if value is not None} if isinstance(data, dict) else set()

@@ -151,6 +151,12 @@ def _uri_rules(schemes: tuple[str, ...], what: str, *, writable: bool) -> tuple[
     dots = re.compile(r"/\.{1,2}(/|$)")
     below = " and a path below it" if writable else ""
     kind = "write" if writable else "read"
+    characters = Rule(
+        f"{kind}-characters",
+        "must not hold spaces, control characters, or '.' and '..' as a part of the path",
+        lambda v: not dots.search(v) and not re.search(r"[\x00-\x20\x7f]", v),
+        r"!self.matches(r'/\.{1,2}(/|$)') && !self.matches(r'[\x00-\x20\x7f]')",
+    )
     rules = (
         Rule(
             f"{kind}-scheme",
@@ -158,12 +164,6 @@ def _uri_rules(schemes: tuple[str, ...], what: str, *, writable: bool) -> tuple[
             lambda v: starts.match(v) is not None,
             f"self.matches(r'^({alternatives})://')",
             hint=_scheme_hint(schemes),
-        ),
-        Rule(
-            f"{kind}-characters",
-            "must not hold spaces, control characters, or '.' and '..' as a part of the path",
-            lambda v: not dots.search(v) and not re.search(r"[\x00-\x20\x7f]", v),
-            r"!self.matches(r'/\.{1,2}(/|$)') && !self.matches(r'[\x00-\x20\x7f]')",
         ),
         Rule(f"{kind}-gs", f"needs a bucket{below}", gs, gs_cel, fix="Write gs://bucket/path"),
         Rule(
@@ -176,13 +176,14 @@ def _uri_rules(schemes: tuple[str, ...], what: str, *, writable: bool) -> tuple[
         Rule(f"{kind}-file", "needs an absolute path", file, file_cel, fix="Write file:///absolute/path"),
     )
     if writable:
-        return rules
+        return (*rules, characters)
     return (
         *rules,
         Rule("read-hf", "needs a repository", hf, hf_cel, fix="Write hf://organization/name"),
         Rule(
             "read-sample", "needs the name of a shipped sample", sample, sample_cel, fix="Write sample://faq"
         ),
+        characters,
     )
 
 

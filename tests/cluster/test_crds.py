@@ -1,0 +1,318 @@
+"""The generated CRDs on a real API server: it accepts them, and it says what `tunewright plan` says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.bad_specs import TABLE, Bad
+from support.builders import ENDPOINT, JOB, merged
+from tunewright_operator import api
+from tunewright_operator.api import crds
+
+from .api import ApiError, Cluster
+
+ROOT = Path(__file__).parents[2]
+PLURALS = {"FineTuneJob": "finetunejobs", "ServeEndpoint": "serveendpoints"}
+
+
+@pytest.fixture(scope="module")
+def served(cluster: Cluster) -> Cluster:
+    """The cluster with our CRDs. An API server refuses a CRD whose rules cost too much."""
+    cluster.install_crds([ROOT / "manifests" / "crds"])
+    return cluster
+
+
+def collection(kind: str, namespace: str = "default") -> str:
+    return f"/apis/{api.GROUP_VERSION}/namespaces/{namespace}/{PLURALS[kind]}"
+
+
+def refusal(cluster: Cluster, data: dict[str, Any]) -> ApiError:
+    """How the API server refuses `data`, asked as kubectl asks: strictly. Nothing is stored."""
+    path = collection(data["kind"]) + "?fieldValidation=Strict&dryRun=All"
+    with pytest.raises(ApiError) as caught:
+        cluster.request("POST", path, data)
+    return caught.value
+
+
+@pytest.mark.parametrize("bad", [b for b in TABLE if b.refused_by_api_server], ids=lambda bad: bad.name)
+def test_the_api_server_refuses_with_the_same_message(served: Cluster, bad: Bad) -> None:
+    refused = refusal(served, bad.data)
+    assert refused.status in (400, 422), refused.message
+    assert (bad.server or bad.message) in refused.message
+    causes = refused.body.get("details", {}).get("causes", [])
+    if bad.server is None and not bad.place.startswith("metadata."):
+        # The API server writes the key of a map in brackets.
+        assert bad.place in [re.sub(r"\[([a-z-]+)\]", r".\1", cause["field"]) for cause in causes], causes
+    # Nothing else is wrong with it: a second complaint would mean that a rule cannot be evaluated.
+    assert not [c for c in causes if "evaluating rule" in c["message"]], causes
+
+
+@pytest.mark.parametrize("bad", [b for b in TABLE if not b.refused_by_api_server], ids=lambda bad: bad.name)
+def test_what_only_the_operator_can_know_passes_the_api_server(served: Cluster, bad: Bad) -> None:
+    """So that the list of exceptions stays true: what the API server refuses is no exception."""
+    served.request("POST", collection(bad.kind) + "?fieldValidation=Strict&dryRun=All", bad.data)
+
+
+FULL_JOB: dict[str, Any] = merged(
+    JOB,
+    yaml.safe_load("""
+spec:
+  model: {source: 'hf://google/gemma-4-31B-it', revision: main, tokenSecretRef: {name: hf-secret, key: hf_api_token}}
+  dataset: {format: auto, maxLength: 3072, overlong: drop, packing: true, lossOn: assistant}
+  adapter: {rank: 64, alpha: 64, dropout: 0.0, targets: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj], quantizeBase: none}
+  training: {epochs: 1, globalBatchSize: 16, learningRate: 1.0e-4, schedule: cosine, warmupSteps: 100, weightDecay: 0.0, maxGradNorm: 1.0, remat: auto, seed: 42}
+  accelerator: {type: v5p, topology: 2x2x1, mesh: auto, provisioning: {mode: spot}}
+  queue: {name: tpu-team-a}
+  checkpoint: {everySteps: 50, keep: 3}
+  output: {uri: 'gs://acme/models/support-bot', merge: true, dtype: bfloat16}
+  evaluation: {maxEvalLoss: 1.2}
+  limits: {runTime: 12h, costUSD: 200, retries: 3}
+  suspend: false
+  ttlSecondsAfterFinished: 604800
+  serviceAccountName: trainer
+  podTemplate: {labels: {}, annotations: {}, tolerations: [], env: []}
+"""),
+)
+FULL_ENDPOINT: dict[str, Any] = merged(
+    ENDPOINT,
+    yaml.safe_load("""
+spec:
+  engine: {image: null, maxModelLength: 16384, maxBatchedTokens: 4096, kvCacheDtype: fp8, extraArgs: []}
+  replicas: 1
+  rollout: {strategy: recreate, gate: true}
+  compileCache: {pvc: vllm-cache}
+  drainSeconds: 120
+  benchmark: {}
+"""),
+)
+GOOD = {
+    "a job with the required fields alone": JOB,
+    "a job with every field": FULL_JOB,
+    "a job with a mesh in numbers": merged(JOB, {"spec": {"accelerator": {"mesh": {"fsdp": 2, "tp": 2}}}}),
+    "a job with explicit nulls": {**JOB, "spec": {**JOB["spec"], "queue": None, "training": {"steps": None}}},
+    "a large v5p": merged(
+        JOB, {"spec": {"accelerator": {"topology": "8x8x12"}, "training": {"globalBatchSize": 384}}}
+    ),
+    "two GPUs": {**JOB, "spec": {**JOB["spec"], "accelerator": {"type": "h100", "count": 2}}},
+    "two machines of v6e by choice": merged(
+        JOB, {"spec": {"accelerator": {"type": "v6e", "topology": "2x4", "chipsPerHost": 4}}}
+    ),
+    "flex start on one machine": merged(
+        JOB,
+        {
+            "spec": {
+                "accelerator": {"type": "v6e", "topology": "2x4", "provisioning": {"mode": "flexStart"}},
+                "limits": {"runTime": "168h"},
+            }
+        },
+    ),
+    "a reservation by name": merged(
+        JOB, {"spec": {"accelerator": {"provisioning": {"mode": "reservation", "name": "mine"}}}}
+    ),
+    "an endpoint with the required fields alone": ENDPOINT,
+    "an endpoint with every field": FULL_ENDPOINT,
+    "an endpoint that scales itself": merged(ENDPOINT, {"spec": {"autoscaling": {"min": 1, "max": 4}}}),
+    "vLLM on a cpu": merged(
+        {**ENDPOINT, "spec": {**ENDPOINT["spec"], "accelerator": {"type": "cpu"}}},
+        {"spec": {"engine": {"name": "vllm", "extraArgs": ["--seed=1"]}}},
+    ),
+}
+
+
+@pytest.mark.parametrize("data", GOOD.values(), ids=GOOD.keys())
+def test_both_judges_accept_what_is_good_and_fill_in_the_same(served: Cluster, data: dict[str, Any]) -> None:
+    answer = served.request("POST", collection(data["kind"]) + "?fieldValidation=Strict&dryRun=All", data)
+    (ours,) = api.load(json.dumps(data))
+    theirs = api.parse(api.KINDS[data["kind"]], answer)
+    assert theirs.spec == ours.spec
+    # What the API server filled in is what the models say: only fields that follow from others differ.
+    wanted = ours.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    stored = answer["spec"]
+    if data["kind"] == "FineTuneJob":
+        for part, field in (("training", "epochs"), ("adapter", "alpha")):
+            if field not in stored[part]:
+                wanted[part].pop(field)
+    assert stored == wanted
+
+
+def test_the_quickstart_is_accepted_by_kubectl(served: Cluster, namespace: str) -> None:
+    served.kubectl("apply", "-n", namespace, "-f", ROOT / "examples" / "quickstart.yaml")
+    table = served.kubectl("get", "ftj,sep", "-n", namespace)
+    assert "faq-bot" in table
+    assert "PHASE" in table
+    everything = served.kubectl("get", "tunewright", "-n", namespace, "-o", "name")
+    assert everything.split() == [
+        "finetunejob.tunewright.dev/faq-bot",
+        "serveendpoint.tunewright.dev/faq-bot",
+    ]
+
+
+# -- changes -------------------------------------------------------------------------------------------
+
+JOB_CHANGES: dict[str, tuple[dict[str, Any], str | None]] = {
+    "suspend": ({"suspend": True}, None),
+    "a time to live": ({"ttlSecondsAfterFinished": 60}, None),
+    "a higher budget": ({"limits": {"costUSD": 300}}, None),
+    "no budget at all": ({"limits": {"costUSD": None}}, None),
+    "a longer run time in other words": ({"limits": {"runTime": "721m"}}, None),
+    "more retries": ({"limits": {"retries": 4}}, None),
+    "a lower budget": ({"limits": {"costUSD": 100}}, "spec.limits.costUSD"),
+    "a shorter run time": ({"limits": {"runTime": "11h59m"}}, "spec.limits.runTime"),
+    "fewer retries": ({"limits": {"retries": 2}}, "spec.limits.retries"),
+    "another model": (
+        {"model": {"name": "gemma-4-e4b", "source": "hf://google/gemma-4-E4B-it"}},
+        "spec.model",
+    ),
+    "more training files": ({"dataset": {"train": ["gs://acme/a.jsonl"]}}, "spec.dataset"),
+    "another rank": ({"adapter": {"rank": 32}}, "spec.adapter"),
+    "another learning rate": ({"training": {"learningRate": 0.001}}, "spec.training"),
+    "another slice": ({"accelerator": {"topology": "2x2x2"}}, "spec.accelerator"),
+    "another mesh": ({"accelerator": {"mesh": {"fsdp": 2, "tp": 2}}}, "spec.accelerator"),
+    "another queue": ({"queue": {"name": "other"}}, "spec.queue"),
+    "no queue": ({"queue": None}, "spec.queue"),
+    "fewer checkpoints": ({"checkpoint": {"keep": 1}}, "spec.checkpoint"),
+    "another output": ({"output": {"uri": "gs://acme/other"}}, "spec.output"),
+    "no evaluation": ({"evaluation": None}, "spec.evaluation"),
+    "another service account": ({"serviceAccountName": "other"}, "spec.serviceAccountName"),
+    "no service account": ({"serviceAccountName": None}, "spec.serviceAccountName"),
+    "another label": ({"podTemplate": {"labels": {"team": "a"}}}, "spec.podTemplate"),
+}
+ENDPOINT_CHANGES: dict[str, tuple[dict[str, Any], str | None]] = {
+    "more replicas": ({"replicas": 2}, None),
+    "autoscaling": ({"autoscaling": {"max": 3}}, None),
+    "another model": ({"model": {"fineTuneJobRef": {"name": "other"}}}, None),
+    "another rollout": ({"rollout": {"strategy": "blueGreen"}}, None),
+    "another slice": ({"accelerator": {"topology": "2x2"}}, "spec.accelerator"),
+    "another engine": ({"engine": {"maxModelLength": 8192}}, "spec.engine"),
+    "no compile cache": ({"compileCache": None}, "spec.compileCache"),
+    "another drain": ({"drainSeconds": 10}, "spec.drainSeconds"),
+    "no benchmark": ({"benchmark": None}, "spec.benchmark"),
+}
+CHANGES = [
+    *((FULL_JOB, change, place, f"job: {name}") for name, (change, place) in JOB_CHANGES.items()),
+    *(
+        (FULL_ENDPOINT, change, place, f"endpoint: {name}")
+        for name, (change, place) in ENDPOINT_CHANGES.items()
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def stored(served: Cluster) -> Any:
+    """One full resource of each kind, in a namespace of its own."""
+    namespace = served.create_namespace()
+    for data in (FULL_JOB, FULL_ENDPOINT):
+        served.request("POST", collection(data["kind"], namespace), data)
+    yield namespace
+    served.delete_namespace(namespace)
+
+
+@pytest.mark.parametrize(("data", "change", "place"), [c[:3] for c in CHANGES], ids=[c[3] for c in CHANGES])
+def test_a_change_is_judged_alike_by_both(
+    served: Cluster, stored: str, data: dict[str, Any], change: dict[str, Any], place: str | None
+) -> None:
+    kind = api.KINDS[data["kind"]]
+    old, new = api.parse(kind, data), api.parse(kind, merged(data, {"spec": change}))
+    faults = api.changes(new.spec, old.spec, "spec")
+    path = f"{collection(data['kind'], stored)}/{data['metadata']['name']}?dryRun=All"
+    if place is None:
+        assert faults == []
+        served.patch(path, {"spec": change})
+        return
+    assert [fault.place for fault in faults] == [place]
+    with pytest.raises(ApiError) as caught:
+        served.patch(path, {"spec": change})
+    assert caught.value.status == 422
+    causes = caught.value.body["details"]["causes"]
+    assert [cause["field"] for cause in causes] == [place], causes
+    assert faults[0].rule in causes[0]["message"]
+
+
+def test_queue_evaluation_and_account_cannot_appear_later(served: Cluster, namespace: str) -> None:
+    """A rule at an optional field would not be asked when the field appears."""
+    served.request("POST", collection("FineTuneJob", namespace), JOB)
+    path = f"{collection('FineTuneJob', namespace)}/support-bot"
+    for change in ({"queue": {"name": "q"}}, {"evaluation": {}}, {"serviceAccountName": "other"}):
+        with pytest.raises(ApiError, match="cannot be changed"):
+            served.patch(path, {"spec": change})
+    with pytest.raises(ApiError, match="can only be raised or removed"):
+        served.patch(path, {"spec": {"limits": {"costUSD": 10}}})
+
+
+# -- subresources --------------------------------------------------------------------------------------
+
+
+def test_status_is_written_apart_from_spec_and_keeps_every_field(served: Cluster, namespace: str) -> None:
+    served.request("POST", collection("FineTuneJob", namespace), JOB)
+    path = f"{collection('FineTuneJob', namespace)}/support-bot"
+    status = {
+        "phase": "Training",
+        "message": "step 12 of 100",
+        "observedGeneration": 1,
+        "conditions": [
+            {
+                "type": "Ready",
+                "status": "Unknown",
+                "reason": "Training",
+                "message": "on its way",
+                "lastTransitionTime": "2026-12-01T10:00:00Z",
+                "observedGeneration": 1,
+            }
+        ],
+        "progress": {
+            "stage": "train",
+            "step": 12,
+            "totalSteps": 100,
+            "epoch": 0.12,
+            "loss": 1.5,
+            "evalLoss": 1.75,
+            "tokensPerSecond": 1000.5,
+            "eta": "2026-12-01T12:00:00Z",
+        },
+        "cost": {"estimatedUSD": 20.5, "spentUSD": 2.25, "chipHours": 0.5},
+        "preflight": {"fits": True, "peakHBM": 70.5, "stepSeconds": 3.5, "message": "fits"},
+        "checkpoint": {"step": 10, "time": "2026-12-01T10:00:00Z"},
+        "attempts": 1,
+        "preemptions": 2,
+    }
+    served.patch(f"{path}/status", {"status": status, "spec": {"suspend": True}})
+    found = served.request("GET", path)
+    assert found["status"] == status
+    assert found["spec"]["suspend"] is False
+    parsed = api.parse(api.FineTuneJob, found)
+    assert parsed.status.model_dump(mode="json", by_alias=True, exclude_unset=True) == status
+    row = served.kubectl("get", "ftj", "support-bot", "-n", namespace, "--no-headers").split()
+    assert row[:6] == ["support-bot", "Training", "12", "1.5", "2026-12-01T12:00:00Z", "2.25"]
+
+
+def test_an_endpoint_is_scaled_by_kubectl_and_not_while_it_scales_itself(
+    served: Cluster, namespace: str
+) -> None:
+    served.request("POST", collection("ServeEndpoint", namespace), ENDPOINT)
+    path = f"{collection('ServeEndpoint', namespace)}/support-bot"
+    served.patch(f"{path}/status", {"status": {"replicas": 1, "selector": "app=bot"}})
+    served.kubectl("scale", "sep/support-bot", "-n", namespace, "--replicas=3")
+    assert served.request("GET", path)["spec"]["replicas"] == 3
+    scale = served.request("GET", f"{path}/scale")
+    assert scale["status"] == {"replicas": 1, "selector": "app=bot"}
+    served.patch(path, {"spec": {"replicas": 1, "autoscaling": {"max": 4}}})
+    with pytest.raises(Exception, match="cannot stand beside replicas"):
+        served.kubectl("scale", "sep/support-bot", "-n", namespace, "--replicas=3")
+
+
+def test_the_installed_crds_are_the_models_of_this_checkout(served: Cluster) -> None:
+    """And the API server pruned nothing of them: every keyword is one that it knows."""
+    for wanted in crds.definitions().values():
+        name = wanted["metadata"]["name"]
+        found = served.request("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+        assert found["spec"]["versions"][0]["schema"] == wanted["spec"]["versions"][0]["schema"]
+        conditions = {c["type"]: c["status"] for c in found["status"]["conditions"]}
+        assert conditions[
+            "NonStructuralSchema" if "NonStructuralSchema" in conditions else "Established"
+        ] == ("False" if "NonStructuralSchema" in conditions else "True")
