@@ -67,6 +67,30 @@ def section(kind: type[S], description: str, **extra: Any) -> Any:
     return Field(default_factory=kind, description=description, json_schema_extra={"default": {}, **extra})
 
 
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model inside Optional[...], list[...], Annotated[...]; None where there is none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in get_args(annotation):
+        found = model_in(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def sections(kind: type[BaseModel], place: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Every model at and below `kind` with its place, in the order of the fields; lists end in `[]`."""
+    yield place, kind
+    for name, info in kind.model_fields.items():
+        inner = model_in(info.annotation)
+        if inner is not None:
+            key = info.alias or name
+            many = (
+                "[]" if list in (get_origin(a) for a in (info.annotation, *get_args(info.annotation))) else ""
+            )
+            yield from sections(inner, (f"{place}.{key}" if place else key) + many)
+
+
 def walk(part: Any, place: str = "") -> Iterator[tuple[str, Section]]:
     """Every section at and below `part` with its place, outermost last (rules speak bottom up)."""
     if isinstance(part, Section):

@@ -84,7 +84,7 @@ class Dataset(Section):
         min_length=1,
         max_length=64,
         description="Files of training rows, or folders of them.",
-        examples=["gs://bucket/train.jsonl"],
+        examples=[["gs://bucket/train.jsonl"]],
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     validation: list[ReadUri] = Field(
@@ -306,7 +306,9 @@ class Evaluation(Section):
 class Limits(Section):
     """Where the job ends by itself, with its last checkpoint kept."""
 
-    run_time: Duration | None = Field(None, description="Time with a slice held, over all attempts.")
+    run_time: Duration | None = Field(
+        None, description="Time with a slice held, over all attempts.", examples=["12h"]
+    )
     cost_usd: float | None = Field(
         None, alias="costUSD", gt=0, le=10_000_000, description="US dollars at the catalog's list price."
     )

@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from tunewright_operator.api import documents
-from tunewright_operator.api.base import Resource, choices, judge
+from tunewright_operator.api.base import Resource, choices, judge, model_in, sections
 from tunewright_operator.api.endpoint import ServeEndpoint
 from tunewright_operator.api.job import FineTuneJob
 from tunewright_operator.api.metadata import GROUP, GROUP_VERSION
@@ -129,6 +130,7 @@ def _read(
         if isinstance(version, str) and version.startswith(f"{GROUP}/"):
             fix = f"This release knows {GROUP_VERSION}"
         raise UserError(Fault(f"{prefix}apiVersion", f"must be {GROUP_VERSION}", show(version), fix))
+    data = {key: value for key, value in data.items() if key != "status"}  # as the API server does
     if base is not None:
         data = _absolute(data, Path(base))
     resource = parse(KINDS[kind], data, prefix, document=document, loc=loc, cluster=base is None)
@@ -321,21 +323,11 @@ def _field(kind: type[BaseModel], loc: Loc) -> FieldInfo | None:
             return None
         for name, candidate in current.model_fields.items():
             if part == (candidate.alias or name):
-                info, current = candidate, _model_in(candidate.annotation)
+                info, current = candidate, model_in(candidate.annotation)
                 break
         else:
             return None
     return info
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for inner in getattr(annotation, "__args__", ()):
-        found = _model_in(inner)
-        if found is not None:
-            return found
-    return None
 
 
 def _model_at(kind: type[BaseModel], loc: Loc) -> type[BaseModel] | None:
@@ -343,7 +335,7 @@ def _model_at(kind: type[BaseModel], loc: Loc) -> type[BaseModel] | None:
         return kind
     names = tuple(part for part in loc if not isinstance(part, int))
     info = _field(kind, names)
-    return _model_in(info.annotation) if info is not None else None
+    return model_in(info.annotation) if info is not None else None
 
 
 _LIMITS = {
@@ -393,8 +385,8 @@ def _type_faults(
             faults.append(Fault(place, "is not a field", None, _known(kind, at)))
         elif code == "missing":
             info = _field(kind, at)
-            example = show(info.examples[0]) if info is not None and info.examples else None
-            faults.append(Fault(place, "is required", None, f"Example: {example}" if example else None))
+            fix = f"Example: {_sample(info)}" if info is not None and info.examples else None
+            faults.append(Fault(place, "is required", None, fix))
         elif code == "literal_error":
             info = _field(kind, tuple(p for p in at if not isinstance(p, int)))
             known = [str(c) for c in choices(info)] if info is not None else []
@@ -414,7 +406,10 @@ def _type_faults(
             faults.append(Fault(place, text.format(context[key]).removesuffix("s" if one else ""), shown))
         elif code in _TYPES:
             fix = None
-            if code == "string_type" and isinstance(value, (bool, int, float)) and document is not None:
+            info = _field(kind, at)
+            if info is not None and info.examples and not isinstance(value, (dict, list)):
+                fix = f"Example: {_sample(info)}"
+            elif code == "string_type" and isinstance(value, (bool, int, float)) and document is not None:
                 fix = documents.word(document.text_at(loc + at))
             elif isinstance(value, str) and code in ("int_type", "float_type", "bool_type"):
                 fix = "Write it without quotes" if _plain(value, code) else None
@@ -428,6 +423,13 @@ def _type_faults(
             message = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
             faults.append(Fault(place, message[:1].lower() + message[1:], shown))
     return faults
+
+
+def _sample(info: FieldInfo) -> str:
+    """The field's example on one line of YAML."""
+    assert info.examples
+    text = yaml.safe_dump(info.examples[0], default_flow_style=True, width=10_000, sort_keys=False)
+    return str(text).removesuffix("\n...\n").strip()
 
 
 def _merged(errors: list[Any]) -> list[Any]:
@@ -462,22 +464,7 @@ def _known(kind: type[BaseModel], at: Loc) -> str:
     near = nearest(str(at[-1]), names)
     if near:
         return f"Did you mean {near}?"
-    elsewhere = [place for place in _everywhere(kind) if place.rpartition(".")[2] == at[-1]]
-    if elsewhere:
-        return f"It belongs at {elsewhere[0]}"
+    for place, part in sections(kind):
+        if place.startswith("spec") and "[]" not in place and at[-1] in _names(part):
+            return f"It belongs at {place}.{at[-1]}"
     return f"The fields here are {', '.join(names)}" if names and len(names) < 12 else "Remove it"
-
-
-def _everywhere(kind: type[BaseModel], place: str = "", depth: int = 0) -> list[str]:
-    """The places of all fields of the spec."""
-    found = []
-    for name, info in kind.model_fields.items():
-        key = info.alias or name
-        if depth == 0 and key != "spec":
-            continue
-        here = f"{place}.{key}" if place else key
-        found.append(here)
-        inner = _model_in(info.annotation)
-        if inner is not None and depth < 6:
-            found += _everywhere(inner, here, depth + 1)
-    return found

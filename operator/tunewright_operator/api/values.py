@@ -89,7 +89,7 @@ def _is_duration(text: str) -> bool:
 
 Duration = Annotated[
     str,
-    Field(min_length=2, max_length=24, examples=["12h"]),
+    Field(min_length=2, max_length=24),
     Rule(
         "duration",
         "must be a duration from 1m to 8760h in hours, minutes and seconds, in this order",
