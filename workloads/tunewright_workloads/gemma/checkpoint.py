@@ -63,6 +63,14 @@ class Checkpoint:
             raise UserError(faults)
         return checkpoint
 
+    def must_be(self, allowed: tuple[str, ...], tensors: list[str]) -> None:
+        """Raises UserError naming the first of `tensors` whose dtype is none of `allowed`."""
+        for name in tensors:
+            if self.dtypes[name] not in allowed:
+                place = f"{self.directory / self.files[name]}: {name}"
+                fix = "Quantized checkpoints cannot be trained or merged."
+                raise UserError(Fault(place, f"must be one of {', '.join(allowed)}", self.dtypes[name], fix))
+
     def source(self, name: str) -> Source:
         """A tensor that is read as it is sliced."""
         handle = self._open[self.files[name]]

@@ -18,7 +18,6 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tunix.models.gemma4 import model as tunix
 
-from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.gemma import architecture, layout, names
 from tunewright_workloads.gemma.architecture import Architecture
 from tunewright_workloads.gemma.checkpoint import FLOATS, Checkpoint
@@ -114,17 +113,7 @@ def load(directory: Path | str, *, mesh: Mesh, param_dtype: Any, compute_dtype: 
     layout.check(arch, dict(mesh.shape))
     checkpoint = Checkpoint.open(directory)
     prefix = names.check(arch, checkpoint.shapes, str(directory))
-    wanted = [prefix + name for name in names.tensors(arch)]
-    odd = [name for name in wanted if checkpoint.dtypes[name] not in FLOATS]
-    if odd:
-        raise UserError(
-            Fault(
-                f"{directory}: {odd[0]}",
-                f"must be one of {', '.join(FLOATS)}",
-                checkpoint.dtypes[odd[0]],
-                "Quantized checkpoints cannot be trained or merged.",
-            )
-        )
+    checkpoint.must_be(FLOATS, [prefix + name for name in names.tensors(arch)])
     model = abstract(arch, param_dtype, compute_dtype)
     leaves, partition = names.leaves(arch), specs(model)
     dtype = jnp.dtype(param_dtype)

@@ -17,11 +17,11 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import qwix
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -165,7 +165,8 @@ def apply(model: tunix.Gemma4, adapter: AdapterConfig, *, seed: int, mesh: Mesh)
         kind, leaf = map(str, path[-2:])
         spec = SPECS[kind][leaf.endswith("_b")]
         sharding = NamedSharding(mesh, spec)
-        value = _initial(dotted(path), tuple(variable.get_value().shape), seed, sharding)
+        values = initial(dotted(path), tuple(variable.get_value().shape), seed)
+        value = jax.make_array_from_callback(values.shape, sharding, values.__getitem__)
         fresh = variable.replace(value)
         fresh.set_metadata(out_sharding=tuple(spec))
         filled.append((path, fresh))
@@ -177,16 +178,11 @@ def apply(model: tunix.Gemma4, adapter: AdapterConfig, *, seed: int, mesh: Mesh)
 _REPORT = "This is a mismatch of the pinned Qwix and Tunix."
 
 
-def _initial(path: str, shape: tuple[int, ...], seed: int, sharding: NamedSharding) -> jax.Array:
+def initial(path: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """A fresh leaf, float32: zeros for B; `start`'s values for A."""
     if path.endswith("_lora_b"):
-        return _zeros(shape, sharding)
-    values = start(path.rsplit(".", 1)[0], math.prod(shape[:-1]), shape[-1], seed).reshape(shape)
-    return jax.make_array_from_callback(shape, sharding, lambda index: values[index])
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _zeros(shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(jnp.zeros(shape, jnp.float32), sharding)
+        return np.zeros(shape, np.float32)
+    return start(path.rsplit(".", 1)[0], math.prod(shape[:-1]), shape[-1], seed).reshape(shape)
 
 
 def remat(model: tunix.Gemma4, policy: Literal["none", "block", "decoder"]) -> None:

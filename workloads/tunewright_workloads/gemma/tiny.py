@@ -38,10 +38,10 @@ _IMAGE, _AUDIO = {"boi": 17, "image": 18, "eoi": 19}, {"boa": 20, "audio": 21, "
 _VIDEO = 23
 
 
-def text_config(variant: Variant, dtype: str = "float32") -> dict[str, Any]:
+def text_config(variant: Variant, dtype: str = "float32", groups: int = 1) -> dict[str, Any]:
     """The text decoder's configuration, field for field as transformers writes it."""
     dense = variant == "dense"
-    layers = 4 if dense else 6
+    layers = (4 if dense else 6) * groups
     every = 4 if dense else 3
     return {
         "architectures": ["Gemma4ForCausalLM"],
@@ -71,7 +71,7 @@ def text_config(variant: Variant, dtype: str = "float32") -> dict[str, Any]:
         "num_global_key_value_heads": 1 if dense else None,
         "num_hidden_layers": layers,
         "num_key_value_heads": 2,
-        "num_kv_shared_layers": 0 if dense else 3,
+        "num_kv_shared_layers": 0 if dense else 3 * groups,
         "pad_token_id": PAD,
         "rms_norm_eps": 1e-06,
         "rope_parameters": {
@@ -117,9 +117,9 @@ _VISION = {
 }
 
 
-def config(variant: Variant, multimodal: bool, dtype: str = "float32") -> dict[str, Any]:
+def config(variant: Variant, multimodal: bool, dtype: str = "float32", groups: int = 1) -> dict[str, Any]:
     """The whole config.json."""
-    text = text_config(variant, dtype)
+    text = text_config(variant, dtype, groups)
     if not multimodal:
         return {**text, "transformers_version": VERSION}
     return {
@@ -206,9 +206,11 @@ def values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return normal(name, shape, seed) * np.float32(std)
 
 
-def weights(variant: Variant, seed: int, multimodal: bool, dtype: str = "float32") -> dict[str, np.ndarray]:
+def weights(
+    variant: Variant, seed: int, multimodal: bool, dtype: str = "float32", groups: int = 1
+) -> dict[str, np.ndarray]:
     """Every tensor of the checkpoint by full name, text first, in the model's order."""
-    arch = architecture.parse(config(variant, multimodal, dtype))
+    arch = architecture.parse(config(variant, multimodal, dtype, groups))
     prefix = "model.language_model." if multimodal else "model."
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     result = {
@@ -228,8 +230,11 @@ def write(
     multimodal: bool = True,
     dtype: Literal["float32", "bfloat16"] = "float32",
     shard_bytes: int = SHARD,
+    groups: int = 1,
 ) -> None:
     """Writes the checkpoint into `directory` (made if it is not there); same bytes for the same arguments.
+
+    groups: how often the pattern of layers repeats (4 layers each, 6 for `ple`).
 
     config.json comes last: a directory without it is an unfinished one.
     """
@@ -237,7 +242,7 @@ def write(
     directory.mkdir(parents=True, exist_ok=True)
     (directory / architecture.CONFIG).unlink(missing_ok=True)
     shards: list[dict[str, np.ndarray]] = [{}]
-    tensors = weights(variant, seed, multimodal, dtype)
+    tensors = weights(variant, seed, multimodal, dtype, groups)
     for name, value in tensors.items():
         held = sum(other.nbytes for other in shards[-1].values())
         if shards[-1] and held + value.nbytes > shard_bytes:
@@ -271,7 +276,7 @@ def write(
     )
     for name in COPIED:
         shutil.copyfile(ASSETS / name, directory / name)
-    _json(directory / architecture.CONFIG, config(variant, multimodal, dtype))
+    _json(directory / architecture.CONFIG, config(variant, multimodal, dtype, groups))
 
 
 def _json(path: Path, content: dict[str, Any]) -> None:
