@@ -35,15 +35,20 @@ class Rewrite:
 
     `/mnt/claims/a` is rewritten in `file:///mnt/claims/a/x` and `--out=/mnt/claims/a`, and left
     alone in `/mnt/claims/ab`, `/data/mnt/claims/a` and `gs://mnt/claims/a`.
+
+    hosts: URLs of planned Services -> where they are on this machine.
     """
 
-    def __init__(self, folders: Mapping[str, Path]) -> None:
+    def __init__(self, folders: Mapping[str, Path], hosts: Mapping[str, str] | None = None) -> None:
+        self.hosts = dict(hosts or {})
         self.folders = {mount.rstrip("/"): folder for mount, folder in folders.items()}
         mounts = sorted(self.folders, key=len, reverse=True)
         names = "|".join(re.escape(m) for m in mounts) or r"(?!)"
         self._pattern = re.compile(rf"(?:(?<=file://)|(?<![\w./~-]))(?:{names})(?![\w.~-])")
 
     def __call__(self, text: str) -> str:
+        for planned, here in self.hosts.items():
+            text = text.replace(planned, here)
         return self._pattern.sub(lambda match: str(self.folders[match.group()]), text)
 
     def data(self, value: Any) -> Any:
@@ -65,6 +70,7 @@ def materialise(
     cache: Path,
     namespace: str,
     changes: Mapping[str, Any] | None = None,
+    hosts: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Command:
     """Writes the pod's files below `home` and returns the command of its container.
@@ -74,8 +80,10 @@ def materialise(
     claims:  folder with one folder a PersistentVolumeClaim, shared by all jobs.
     cache:   folder of the compile cache, shared by all jobs.
     changes: keys of the stage's configuration that differ on this machine (host and port).
+    hosts:   URLs of planned Services -> where they are on this machine.
 
-    Raises UserError for what only a cluster has.
+    Init containers are left out: the relay speaks to an API server, and the runner reads the file
+    itself. Raises UserError for what only a cluster has.
     """
     environ = os.environ if environ is None else environ
     spec, container = stage.template["spec"], stage.container
@@ -87,7 +95,7 @@ def materialise(
     }
     for folder in mounts.values():
         folder.mkdir(parents=True, exist_ok=True)
-    paths = Rewrite(mounts)
+    paths = Rewrite(mounts, hosts)
     for volume in spec.get("volumes", []):
         if "configMap" in volume:
             data = stage.configmaps[volume["configMap"]["name"]]

@@ -27,6 +27,9 @@ from tunewright_workloads.contract.faults import Fault, UserError
 TAIL = 20
 """Lines of the log that are shown when a stage fails."""
 
+WIDTH = 300
+"""Characters of such a line."""
+
 
 class StoppedError(Exception):
     """A signal ended the run. `code` is the exit code of the command line."""
@@ -109,7 +112,13 @@ class Runner:
         path = self.folders.home(namespace, name) / "job.json"
         return State(path).data.get("output")
 
-    def _materialise(self, plan: Plan, stage: Stage, changes: Mapping[str, Any] | None = None) -> Command:
+    def _materialise(
+        self,
+        plan: Plan,
+        stage: Stage,
+        changes: Mapping[str, Any] | None = None,
+        hosts: Mapping[str, str] | None = None,
+    ) -> Command:
         return materialise(
             stage,
             home=self.folders.pod(plan.namespace, plan.name, stage.name),
@@ -117,6 +126,7 @@ class Runner:
             cache=self.folders.cache,
             namespace=plan.namespace,
             changes=changes,
+            hosts=hosts,
         )
 
     def _end_orphans(self, plan: Plan) -> None:
@@ -302,6 +312,8 @@ class Runner:
     ) -> Iterator[Serving]:
         """Serves a model while the block runs; ready when it is entered.
 
+        The planned gate is asked first, unless `changes` make it another model than planned.
+
         port:    None takes a free one.
         changes: more keys of the server's configuration that differ from the plan.
         Raises UserError, StageError or StoppedError.
@@ -319,14 +331,40 @@ class Runner:
             pidfile = self.folders.pidfile(plan.namespace, plan.name, stage)
             process = Process(command.argv, command.env, command.cwd, log, pidfile)
             try:
-                self._until_healthy(served, process, f"http://{_reachable(host)}:{chosen}", log, offset)
+                url = f"http://{_reachable(host)}:{chosen}"
+                self._until_healthy(served, process, url, log, offset)
+                if not changes:
+                    self._gate(plan, url)
                 name = getattr(served.config, "served_name", plan.name)
-                yield Serving(
-                    Endpoint(f"http://{_reachable(host)}:{chosen}", name), process, log, offset, self.signals
-                )
+                yield Serving(Endpoint(url, name), process, log, offset, self.signals)
             finally:
                 if process.poll() is None:
                     process.stop(min(_grace(served), 10.0) if self.signals.asked is None else _grace(served))
+
+    def _gate(self, plan: Plan, url: str) -> None:
+        """Runs the planned gate against the server. Raises StageError with what it found."""
+        stage = next((s for s in plan.stages if s.name == "gate"), None)
+        if stage is None:
+            return
+        service = next(m["metadata"] for m in stage.manifests if m["kind"] == "Service")
+        hosts = {f"http://{service['name']}.{service['namespace']}.svc": url}
+        command = self._materialise(plan, stage, hosts=hosts)
+        log = self.folders.log(plan.namespace, plan.name, stage.name)
+        offset = _header(log, 1, command)
+        self.view.begin(stage.name, 1)
+        begun = time.monotonic()
+        code, _ = self._attempt(plan, stage, command, log, None)
+        if self.signals.asked is not None:
+            self.view.end(stage.name, "stopped")
+            raise StoppedError(128 + self.signals.asked, "stopped while the model was checked.")
+        if code != exits.DONE:
+            self.view.end(stage.name, "failed")
+            raise StageError(
+                stage.name,
+                code,
+                f"the server does not answer as the model it should be:\n{_tail(log, offset)}",
+            )
+        self.view.end(stage.name, f"passed in {duration(time.monotonic() - begun)}")
 
     def _until_healthy(self, stage: Stage, process: Process, url: str, log: Path, offset: int) -> None:
         probe = stage.container["startupProbe"]
@@ -443,7 +481,7 @@ def _tail(log: Path, offset: int) -> str:
         file.seek(0, 2)
         file.seek(max(offset, file.tell() - 64 * 1024))
         lines = file.read().decode("utf-8", errors="replace").splitlines()
-    return "\n".join(lines[-TAIL:])
+    return "\n".join(line if len(line) <= WIDTH else f"{line[:WIDTH]}…" for line in lines[-TAIL:])
 
 
 def _reason(code: int) -> str:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from tunewright_operator.api.job import FineTuneJob, FineTuneJobSpec
-from tunewright_operator.plan import memory, names, pods, progress
+from tunewright_operator.plan import memory, names, network, pods, progress
 from tunewright_operator.plan.jobs import Rules, workload
 from tunewright_operator.plan.settings import Settings
 from tunewright_operator.plan.stage import Manifest, Plan, Stage
@@ -66,20 +66,11 @@ class _Job:
         self.namespace = resource.metadata.namespace or "default"
         self.chip: Accelerator = self.spec.accelerator.chip
         self.rows: Slice = self.spec.accelerator.slice
-        self.account = self.spec.service_account_name or progress.own_account(self.name)
+        self.account = self.spec.service_account_name or names.child(self.name, "job")
 
     def plan(self) -> Plan:
         spec = self.spec
-        if self.chip.kind == "gpu":
-            raise UserError(
-                Fault(
-                    "spec.accelerator.type",
-                    "cannot train in this version: GPUs serve only",
-                    show(self.chip.name),
-                    "Use a TPU, or cpu for a tiny model.",
-                )
-            )
-        faults: list[Fault] = []
+        faults = self.gpu_faults() if self.chip.kind == "gpu" else []
         stages = []
         for build in [self.train, *([self.merge] if spec.output.merge else []),
                       *([self.evaluate] if spec.evaluation else [])]:  # fmt: skip
@@ -95,8 +86,12 @@ class _Job:
             self.namespace,
             self.name,
             tuple(stages),
-            shared=progress.objects(
-                self.name, self.namespace, self.labels("progress"), spec.service_account_name
+            shared=(
+                *self.own_account(),
+                *progress.objects(
+                    progress.config_map(self.name), self.namespace, self.labels("progress"), self.account
+                ),
+                network.policy(self.name, self.namespace, self.labels("network")),
             ),
             output=merged(self.resource) if spec.output.merge else spec.output.uri.rstrip("/"),
             deadline=spec.limits.run_seconds,
@@ -188,6 +183,25 @@ class _Job:
             memory_gib=self.host_memory(), scratch_gib=self.size_gib() + 2, queued=True,
         )  # fmt: skip
 
+    def gpu_faults(self) -> list[Fault]:
+        """What the PyTorch program does not do."""
+        found = []
+        if self.spec.evaluation:
+            found.append(
+                Fault(
+                    "spec.evaluation",
+                    "is measured by the JAX program, which does not run on GPUs here",
+                    None,
+                    "Remove it: spec.dataset.validation is measured during training.",
+                )
+            )
+        if self.spec.accelerator.mesh.tp not in (None, 1):
+            found.append(
+                Fault("spec.accelerator.mesh.tp", "must be 1 on GPUs: FSDP alone shards there",
+                      show(self.spec.accelerator.mesh.tp), "Write mesh: auto.")
+            )  # fmt: skip
+        return found
+
     # -- parts of configurations --------------------------------------------------------------
 
     def model(self, volumes: Volumes) -> ModelSource:
@@ -215,7 +229,9 @@ class _Job:
         """`auto` is decided here where the catalog knows the model, by the workload for a custom one."""
         wanted = self.spec.accelerator.mesh
         fsdp, tp = wanted.fsdp, wanted.tp
-        if wanted.auto and self.spec.model.spec is not None:
+        if self.chip.kind == "gpu":
+            fsdp, tp = self.spec.accelerator.devices, 1
+        elif wanted.auto and self.spec.model.spec is not None:
             devices = self.spec.accelerator.devices
             fsdp, tp = meshes.layouts(self.spec.model.spec, devices, self.spec.training.rows)[0]
         return MeshConfig(
@@ -248,6 +264,12 @@ class _Job:
             return 1.0 + 3 * 2 * (self.size_gib() if self.spec.model.spec else 0.0)
         return 8.0
 
+    def own_account(self) -> tuple[Manifest, ...]:
+        """A ServiceAccount that may write progress and nothing else, for a job that names none."""
+        if self.spec.service_account_name:
+            return ()
+        return (progress.account(self.account, self.namespace, self.labels("progress")),)
+
     # -- manifests ----------------------------------------------------------------------------
 
     def labels(self, component: str) -> dict[str, str]:
@@ -273,18 +295,24 @@ class _Job:
             "immutable": True,
             "data": {f"{name}.json": text},
         }
-        mounted, mounts = volumes.render(config_map["metadata"]["name"], scratch_gib=scratch_gib)
-        relay, token = progress.sidecar(self.name, self.settings.train, self.settings.pull_policy)
+        mounted, mounts = volumes.render(
+            config_map["metadata"]["name"],
+            scratch_gib=scratch_gib,
+            shared_memory="16Gi" if chip.kind == "gpu" else None,  # NCCL
+        )
+        image = self.settings.train(chip.kind)
+        relay, token = progress.sidecar(progress.config_map(self.name), image, self.settings.pull_policy)
         planned: dict[str, Any] = {"JAX_PLATFORMS": "tpu,cpu" if chip.kind == "tpu" else "cpu"}
         if spec.model.token_secret_ref:
             ref = spec.model.token_secret_ref
             planned["HF_TOKEN"] = pods.secret(ref.name, ref.key)
         disk = None if self.settings.scratch_class else f"{math.ceil(scratch_gib)}Gi"
+        module = "gpu" if name == "train" and chip.kind == "gpu" else name
         container: Manifest = {
             "name": name,
-            "image": self.settings.train,
+            "image": image,
             "imagePullPolicy": self.settings.pull_policy,
-            "command": ["python3", "-m", f"tunewright_workloads.{name}", "--config", f"{CONFIG}/{name}.json"],
+            "command": ["python3", "-m", f"tunewright_workloads.{module}", "--config", f"{CONFIG}/{name}.json"],
             "env": pods.environment(planned, spec.pod_template),
             "resources": pods.resources(
                 chip, rows, cpu="500m", memory=f"{math.ceil(memory_gib * 1024)}Mi", scratch=disk,

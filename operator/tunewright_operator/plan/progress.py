@@ -14,7 +14,7 @@ from tunewright_operator.plan.stage import Manifest
 from tunewright_operator.plan.volumes import PROGRESS, WORK
 
 KEY = "progress.json"
-"""Key of the record in the ConfigMap."""
+"""Key of the record in the ConfigMap: the name of the file that is copied."""
 
 EVERY = 10
 """Seconds between two writes, at least."""
@@ -27,33 +27,25 @@ def config_map(name: str) -> str:
     return child(name, "progress")
 
 
-def objects(name: str, namespace: str, labels: dict[str, str], account: str | None) -> tuple[Manifest, ...]:
-    """The ConfigMap (its data is the sidecar's alone), the Role and its binding.
+def account(name: str, namespace: str, labels: dict[str, str]) -> Manifest:
+    """A ServiceAccount without rights of its own; its token is mounted by the sidecar alone."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "automountServiceAccountToken": False,
+    }
 
-    account: the job's ServiceAccount; None: one is made, which can do nothing else.
-    """
-    target = config_map(name)
 
-    def meta(of: str) -> Manifest:
-        return {"name": of, "namespace": namespace, "labels": labels}
-
-    made: list[Manifest] = []
-    if account is None:
-        made.append(
-            {
-                "apiVersion": "v1",
-                "kind": "ServiceAccount",
-                "metadata": meta(own_account(name)),
-                "automountServiceAccountToken": False,
-            }
-        )
+def objects(target: str, namespace: str, labels: dict[str, str], account: str) -> tuple[Manifest, ...]:
+    """The ConfigMap `target` (its data is the sidecar's alone), the Role to patch it and its binding."""
+    meta = {"name": target, "namespace": namespace, "labels": labels}
     return (
-        *made,
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta(target)},
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta},
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "Role",
-            "metadata": meta(target),
+            "metadata": meta,
             "rules": [
                 {
                     "apiGroups": [""],
@@ -66,22 +58,15 @@ def objects(name: str, namespace: str, labels: dict[str, str], account: str | No
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "RoleBinding",
-            "metadata": meta(target),
+            "metadata": meta,
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": target},
-            "subjects": [
-                {"kind": "ServiceAccount", "name": account or own_account(name), "namespace": namespace}
-            ],
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
         },
     )
 
 
-def own_account(name: str) -> str:
-    """The ServiceAccount of a job that names none."""
-    return child(name, "job")
-
-
-def sidecar(name: str, image: str, pull_policy: str) -> tuple[Manifest, Manifest]:
-    """The container that copies the record, and the volume with its token.
+def sidecar(target: str, image: str, pull_policy: str, *, file: str = PROGRESS) -> tuple[Manifest, Manifest]:
+    """The container that copies `file` into the ConfigMap `target`, and the volume with its token.
 
     It is an init container that is always restarted, so it ends by itself after the workload, and
     the Job does not wait for it.
@@ -93,7 +78,7 @@ def sidecar(name: str, image: str, pull_policy: str) -> tuple[Manifest, Manifest
         "restartPolicy": "Always",
         "command": [
             "python3", "-m", "tunewright_workloads.relay",
-            "--file", PROGRESS, "--config-map", config_map(name), "--every", str(EVERY),
+            "--file", file, "--config-map", target, "--every", str(EVERY),
         ],
         "env": [
             {"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},

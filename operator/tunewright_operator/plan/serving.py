@@ -10,12 +10,15 @@ from typing import Any
 
 from tunewright_operator.api.endpoint import ServeEndpoint
 from tunewright_operator.api.job import FineTuneJob
-from tunewright_operator.plan import finetune, names, pods
+from tunewright_operator.api.pods import PodTemplate
+from tunewright_operator.plan import finetune, names, pods, progress
+from tunewright_operator.plan.jobs import Rules, workload
 from tunewright_operator.plan.settings import Settings
 from tunewright_operator.plan.stage import Manifest, Plan, Stage
 from tunewright_operator.plan.volumes import CONFIG, WORK, Volumes
 from tunewright_workloads.contract import engine
-from tunewright_workloads.contract.configs import ServeConfig
+from tunewright_workloads.contract.accelerators import accelerator, slice_of
+from tunewright_workloads.contract.configs import BenchConfig, ServeConfig
 from tunewright_workloads.contract.faults import Fault, UserError, show
 
 PORT = 8000
@@ -95,7 +98,11 @@ class _Endpoint:
         self.volumes.check()
         template = self.template(config, started)
         revision = self.revision(config, template)
-        stage = self.stage(config, template, revision)
+        stages = [self.stage(config, template, revision)]
+        if self.spec.rollout.gate:
+            stages.append(self.gate(config, revision))
+        if self.spec.benchmark:
+            stages.append(self.benchmark(revision))
         notes = list(started.notes) if started else []
         if started and started.fit:
             notes.append(f"memory: {started.fit}")
@@ -103,8 +110,9 @@ class _Endpoint:
             "ServeEndpoint",
             self.namespace,
             self.name,
-            (stage,),
-            after=tuple(self.after(stage, revision)),
+            tuple(stages),
+            shared=self.shared(),
+            after=tuple(self.after(stages[0], revision)),
             output=self.uri,
             notes=tuple(notes),
         )
@@ -165,18 +173,22 @@ class _Endpoint:
         if self.spec.engine.image:
             return self.spec.engine.image
         if self.spec.small:
-            return self.settings.train
+            return self.settings.train("cpu")
         return self.settings.serve(self.spec.accelerator.chip.kind)
 
     # -- manifests ----------------------------------------------------------------------------
 
-    def labels(self) -> dict[str, str]:
-        return names.labels(names.ENDPOINT, self.name, "serve")
+    def labels(self, component: str = "serve") -> dict[str, str]:
+        return names.labels(names.ENDPOINT, self.name, component)
 
     def selector(self, revision: str) -> dict[str, str]:
-        """What finds the pods. blueGreen tells revisions apart; recreate has one at a time."""
+        """What finds the Deployment's pods. blueGreen tells revisions apart; recreate has one at a time."""
         found = {names.ENDPOINT: self.name, names.COMPONENT: "serve"}
         return {**found, names.REVISION: revision} if self.blue_green else found
+
+    def traffic(self, revision: str) -> dict[str, str]:
+        """What the Service sends traffic to: with a gate only to the revision that has passed it."""
+        return {**self.selector(revision), **({names.REVISION: revision} if self.spec.rollout.gate else {})}
 
     @property
     def blue_green(self) -> bool:
@@ -285,7 +297,7 @@ class _Endpoint:
         return Stage("serve", (made, deployment), config)
 
     def after(self, stage: Stage, revision: str) -> list[Manifest]:
-        """The Service last of all: with blueGreen it is what moves the traffic."""
+        """The Service last of all: it is what moves the traffic to a revision that has passed the gate."""
         spec, selector = self.spec, self.selector(revision)
         target = stage.workload["metadata"]["name"]
 
@@ -365,13 +377,141 @@ class _Endpoint:
                 "kind": "Service",
                 "metadata": meta(names.child(self.name, limit=63)),
                 "spec": {
-                    "selector": selector,
+                    "selector": self.traffic(revision),
                     "ports": [{"name": HTTP, "port": 80, "targetPort": HTTP, "protocol": "TCP"}],
                 },
             }
         )
         return made
 
+    # -- what is asked of the server ----------------------------------------------------------
+
+    def gate(self, config: ServeConfig, revision: str) -> Stage:
+        """A Job that asks the new revision what the merge recorded, through a Service of its own.
+
+        The Service that carries the traffic is applied once this has passed.
+        """
+        preview = names.child(self.name, "preview", limit=63)
+        labels = {**self.labels("gate"), names.REVISION: revision}
+        service: Manifest = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": preview, "namespace": self.namespace, "labels": self.labels("gate")},
+            "spec": {
+                "selector": {**self.selector(revision), names.REVISION: revision},
+                "ports": [{"name": HTTP, "port": 80, "targetPort": HTTP, "protocol": "TCP"}],
+            },
+        }
+        volumes = Volumes(self.settings)
+        model = volumes.resolve(self.uri, "spec.model.uri")
+        command = [
+            "python3", "-m", "tunewright_workloads.serve.gate",
+            "--url", f"http://{preview}.{self.namespace}.svc",
+            "--model-dir", model, "--name", config.served_name, "--dtype", self.precision(config),
+            "--no-hashes", "--patience", "300",
+        ]  # fmt: skip
+        return Stage("gate", (service, self.probe_job("gate", command, labels, revision, volumes)))
+
+    def precision(self, config: ServeConfig) -> str:
+        """The coarsest rounding between the recorded log-probabilities and the server's."""
+        if config.kv_cache_dtype == "fp8":
+            return "fp8"
+        if config.dtype != "auto":
+            return config.dtype
+        return "float32" if self.spec.accelerator.type == "cpu" else "bfloat16"
+
+    def benchmark(self, revision: str) -> Stage:
+        """A Job that loads the endpoint through its Service and leaves its figures in a ConfigMap."""
+        found = self.spec.benchmark
+        assert found is not None
+        config = BenchConfig(
+            url=url(self.name, self.namespace).removesuffix("/v1"),
+            model=self.resource.served_name,
+            input_tokens=found.input_tokens,
+            output_tokens=found.output_tokens,
+            rates=tuple(found.rates),
+            requests=found.requests,
+            warmup=found.warmup,
+            output=f"{WORK}/{BENCHMARK_KEY}",
+        )
+        labels = {**self.labels("bench"), names.REVISION: revision}
+        text = config.text()
+        config_map: Manifest = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": names.child(self.name, f"bench-{revision}", limit=63),
+                "namespace": self.namespace,
+                "labels": labels,
+            },
+            "immutable": True,
+            "data": {"bench.json": text},
+        }
+        command = ["python3", "-m", "tunewright_workloads.bench", "--config", f"{CONFIG}/bench.json"]
+        job = self.probe_job(
+            "bench", command, labels, revision, Volumes(self.settings), config_map["metadata"]["name"]
+        )
+        return Stage("bench", (config_map, job), config)
+
+    def probe_job(
+        self, stage: str, command: list[str], labels: dict[str, str], revision: str, volumes: Volumes,
+        config_map: str | None = None,
+    ) -> Manifest:  # fmt: skip
+        """A small Job on an ordinary node, beside the server."""
+        chip, rows = accelerator("cpu"), slice_of("cpu")
+        image = self.settings.train("cpu")
+        mounted, mounts = volumes.render(config_map, scratch_gib=1)
+        sidecars, account = [], self.spec.service_account_name
+        if stage == "bench":
+            target = names.child(self.name, "benchmark")
+            relay, token = progress.sidecar(
+                target, image, self.settings.pull_policy, file=f"{WORK}/{BENCHMARK_KEY}"
+            )
+            sidecars, mounted, account = [relay], [*mounted, token], target
+        container: Manifest = {
+            "name": stage,
+            "image": image,
+            "imagePullPolicy": self.settings.pull_policy,
+            "command": command,
+            "env": pods.environment({"JAX_PLATFORMS": "cpu"}, self.spec.pod_template),
+            "resources": pods.resources(
+                chip, rows, cpu="100m", memory="512Mi", scratch=None, user=PodTemplate()
+            ),
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": mounts,
+        }
+        template = pods.pod(
+            labels={**labels, names.STAGE: stage},
+            annotations={},
+            container=container,
+            volumes=mounted,
+            selector={},
+            tolerations=[],
+            user=self.spec.pod_template,
+            account=account,
+            grace=30,
+            restart="Never",
+            sidecars=sidecars,
+        )
+        made, _ = workload(
+            self.name, f"{stage}-{revision}", self.namespace, labels, template, rows, Rules(retries=3),
+            self.settings,
+        )  # fmt: skip
+        return made[0]
+
+    def shared(self) -> tuple[Manifest, ...]:
+        """Where the benchmark's figures go, and the account that may write them."""
+        if not self.spec.benchmark:
+            return ()
+        target, labels = names.child(self.name, "benchmark"), self.labels("bench")
+        return (
+            progress.account(target, self.namespace, labels),
+            *progress.objects(target, self.namespace, labels, target),
+        )
+
+
+BENCHMARK_KEY = "benchmark.json"
+"""File of the benchmark's figures, and their key in the ConfigMap `<endpoint>-benchmark`."""
 
 _SHARED_MEMORY = {"cpu": "2Gi", "tpu": "16Gi", "gpu": "16Gi"}
 

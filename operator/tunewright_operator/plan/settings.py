@@ -18,6 +18,7 @@ class Settings:
 
     registry:     put before the names of our own images, with a slash at its end.
     train_image:  trains, merges, evaluates, and serves on a CPU.
+    gpu_image:    trains on GPUs, in PyTorch.
     serve_images: serve with vLLM, by kind of accelerator: vLLM's image with our workloads on top.
     jobset:       the JobSet CRD is installed: slices of several machines use it.
     pod_monitoring: the CRD of Google Cloud Managed Prometheus is installed and wanted.
@@ -30,6 +31,7 @@ class Settings:
 
     registry: str = ""
     train_image: str = f"tunewright/train:{VERSION}"
+    gpu_image: str = f"tunewright/train-gpu:{VERSION}"
     serve_images: Mapping[str, str] = field(default_factory=lambda: dict(SERVE_IMAGES))
     pull_policy: str = "IfNotPresent"
     jobset: bool = True
@@ -47,9 +49,9 @@ class Settings:
                 Fault("pullPolicy", "must be IfNotPresent, Always or Never", show(self.pull_policy))
             )
 
-    @property
-    def train(self) -> str:
-        return self.registry + self.train_image
+    def train(self, kind: str) -> str:
+        """The image that trains on `cpu`, `tpu` or `gpu`; it also merges, evaluates and measures."""
+        return self.registry + (self.gpu_image if kind == "gpu" else self.train_image)
 
     def serve(self, kind: str) -> str:
         """The image that serves on `cpu`, `tpu` or `gpu`."""

@@ -35,7 +35,7 @@ class Stage:
 
     @property
     def workload(self) -> Manifest:
-        """The Job, JobSet or Deployment."""
+        """The Job, JobSet or Deployment; there is one in every stage."""
         return next(m for m in self.manifests if m["kind"] in WORKLOADS)
 
     @property
