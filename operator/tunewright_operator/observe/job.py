@@ -417,3 +417,30 @@ def quiet(status: Object) -> Object:
         {k: v for k, v in c.items() if k != "message"} for c in status.get("conditions") or []
     ]
     return shown
+
+
+def blocked(verdict: Verdict, meta: Object, reason: str, message: str, now: datetime) -> Verdict:
+    """The verdict on a job whose children cannot be made until somebody acts."""
+    status = dict(verdict.status, phase="Pending", message=message[:4096])
+    said = [
+        Condition("Ready", "False", reason, message),
+        Condition("Reconciling", "False", reason, message),
+        Condition("Stalled", "True", reason, message),
+    ]
+    status["conditions"] = conditions.merge(
+        status.get("conditions") or [], said, meta.get("generation", 0), now
+    )
+    return Verdict(status, None, (), 30.0)
+
+
+def unreadable(meta: Object, old: Object, why: str, now: datetime) -> Object:
+    """The status of a job whose spec this version cannot read: nothing about its children changes."""
+    said = [
+        Condition("Ready", "False", "Unreadable", why),
+        Condition("Stalled", "True", "Unreadable", why),
+        Condition("Reconciling", "False", "Unreadable", why),
+    ]
+    generation = meta.get("generation", 0)
+    status = {"phase": "Pending", **old, "message": why[:4096], "observedGeneration": generation}
+    status["conditions"] = conditions.merge(old.get("conditions") or [], said, generation, now)
+    return status

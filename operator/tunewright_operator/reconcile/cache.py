@@ -119,7 +119,7 @@ def _configmap(body: Object) -> Object:
 def _service(body: Object) -> Object:
     spec = _pick(body.get("spec"), "ports", "selector", "type", "clusterIP")
     text = json.dumps(spec, sort_keys=True).encode()
-    return {"mark": hashlib.sha256(text).hexdigest()[:16], "spec": _pick(spec, "clusterIP")}
+    return {"mark": hashlib.sha256(text).hexdigest()[:16], "spec": _pick(spec, "clusterIP", "selector")}
 
 
 def _own(body: Object) -> Object:
@@ -245,10 +245,11 @@ class Cache:
     def all(self, resource: Resource) -> Iterator[Object]:
         return (o for r, o in self._objects.items() if r.resource is resource)
 
-    def refs(self, resource: Resource) -> list[Ref]:
-        return [r for r in self._objects if r.resource is resource]
+    def snapshot(self, resource: Resource) -> list[Object]:
+        """Every object of a kind, as a list that later changes do not touch."""
+        return list(self.all(resource))
 
-    def keys(self) -> list[Key]:
+    def ours(self) -> list[Key]:
         """Our own resources."""
         return list(self._own.values())
 

@@ -105,6 +105,7 @@ class Client:
         namespace: str | None = None,
         selector: str | None = None,
         *,
+        fields: str | None = None,
         page: int = 500,
         metadata: bool = False,
     ) -> AsyncIterator[Object]:
@@ -117,6 +118,8 @@ class Client:
         params: dict[str, str] = {"limit": str(page)}
         if selector:
             params["labelSelector"] = selector
+        if fields:
+            params["fieldSelector"] = fields
         while True:
             url = resource.url(namespace)
             body = await self.request("GET", resource, url, params=params, accept=accept, verb="LIST")
@@ -148,10 +151,15 @@ class Client:
         params = {"fieldManager": MANAGER}
         return await self.request("PATCH", resource, url, change, params=params, kind=kind)
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str | None = None) -> bool:
-        """Deletes an object and, in the background, what it owns. Returns False when there is none
-        or when the name belongs to another object than `uid` by now."""
-        body: Object = {"propagationPolicy": "Background"}
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str | None = None, *, wait: bool = False
+    ) -> bool:
+        """Deletes an object and what it owns. Returns False when there is none or when the name
+        belongs to another object than `uid` by now.
+
+        wait: the object stays, marked as deleted, until what it owns is gone.
+        """
+        body: Object = {"propagationPolicy": "Foreground" if wait else "Background"}
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         try:

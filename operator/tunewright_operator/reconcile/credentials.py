@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -41,6 +42,14 @@ class Credentials:
     token_file: str | None = None
     insecure: bool = False
     namespace: str = "default"
+
+    def bearer(self) -> str | None:
+        """The token as it is now."""
+        return Path(self.token_file).read_text(encoding="utf-8").strip() if self.token_file else self.token
+
+    def expiration(self) -> datetime | None:
+        """When a token from a file must be read again, None for what does not age."""
+        return datetime.now(UTC) + timedelta(minutes=5) if self.token_file else None
 
     def tls(self) -> ssl.SSLContext | None:
         """The context for https, None for plain http (a proxy on loopback)."""
@@ -70,7 +79,7 @@ class Bearer:
     def header(self) -> dict[str, str]:
         source, now = self.credentials.token_file, time.monotonic()
         if source and (self._read is None or now - self._read > _TOKEN_AGE):
-            self._token, self._read = Path(source).read_text(encoding="utf-8").strip(), now
+            self._token, self._read = self.credentials.bearer(), now
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     def stale(self) -> None:
