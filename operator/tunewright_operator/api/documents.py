@@ -7,6 +7,7 @@ base sixty), kubectl's reading is taken.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -116,7 +117,11 @@ def read(text: str, place: str) -> list[Document]:
     """The documents of a text; empty ones are left out. Raises UserError with every fault."""
     if len(text) > _MAX_BYTES:
         raise UserError(Fault(place, "is too large: a resource has at most 1 MiB", f"{len(text)} characters"))
-    loader = _Loader(text)
+    try:
+        loader = _Loader(_without_tabs(text))
+    except yaml.reader.ReaderError as error:
+        problem = f"is not text in UTF-8 ({error.reason} at position {error.position})"
+        raise UserError(Fault(place, problem)) from None
     documents: list[Document] = []
     faults: list[Fault] = []
     try:
@@ -127,14 +132,9 @@ def read(text: str, place: str) -> list[Document]:
             found = list(_check(node, place))
             faults += found
             if not found and not _is_null(node):
-                data = loader.construct_document(node)
-                documents.append(Document(data, node))
+                documents.append(Document(loader.construct_document(node), node))
     except yaml.MarkedYAMLError as error:
         faults.append(_syntax(error, place))
-    except yaml.reader.ReaderError as error:
-        faults.append(
-            Fault(place, f"is not text in UTF-8 ({error.reason} at position {error.position})", None)
-        )
     except (ValueError, RecursionError) as error:
         faults.append(Fault(place, f"cannot be read: {error}"))
     finally:
@@ -142,6 +142,17 @@ def read(text: str, place: str) -> list[Document]:
     if faults:
         raise UserError(faults)
     return documents
+
+
+def _without_tabs(text: str) -> str:
+    """JSON may be indented with tabs, which YAML forbids; in JSON they stand nowhere but between tokens."""
+    if text.lstrip().startswith("{") and "\t" in text:
+        try:
+            json.loads(text)
+        except ValueError:
+            return text
+        return text.replace("\t", " ")
+    return text
 
 
 def _is_null(node: Node) -> bool:

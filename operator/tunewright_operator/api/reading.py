@@ -66,10 +66,10 @@ def load(source: str | Path, *, base: str | Path | None = None, name: str | None
         items: list[tuple[Any, str, Loc]] = [(document.data, "", ())]
         if isinstance(document.data, dict) and document.data.get("kind") == "List":
             listed = document.data.get("items")
-            items = [
-                (item, f"items[{i}]: ", ("items", i))
-                for i, item in enumerate(listed if isinstance(listed, list) else [])
-            ]
+            if not isinstance(listed, list) or not listed:
+                faults.append(Fault(f"{called}: items", "must be a list of resources", show(listed)))
+                continue
+            items = [(item, f"items[{i}]: ", ("items", i)) for i, item in enumerate(listed)]
         for data, where, loc in items:
             try:
                 _read(data, called, where, index, len(pending), base, found, document, loc)
@@ -122,7 +122,7 @@ def _read(
             raise UserError(Fault(f"{prefix}{CLAIM}: metadata.name", "is required"))
         found.claims.append(data)
         return
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(_unknown_kind(prefix, data))
     prefix = f"{called}: {kind}/{label if isinstance(label, str) and label else index + 1}: "
     if version != GROUP_VERSION:
