@@ -98,7 +98,10 @@ class Cluster:
         token: str | None = None,
         timeout: float = 60.0,
     ) -> Object:
-        """One request, as the administrator or as the bearer of `token`; raises ApiError on a refusal."""
+        """One request, as the administrator or as the bearer of `token`; raises ApiError on a refusal.
+
+        An answer that is not JSON (as of /metrics) is returned as {"message": the text}.
+        """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "application/json"}
         if data is not None:

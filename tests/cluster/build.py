@@ -186,7 +186,18 @@ def _build(name: str, target: Path) -> None:
     try:
         flags = " ".join(["-s", "-w", *(f"-X {symbol}={value}" for symbol, value in _versions(name).items())])
         for file, package in tool.binaries.items():
-            _go(name, compiler, "build", "-trimpath", "-ldflags", flags, "-o", str(scratch / file), package)
+            _go(
+                name,
+                compiler,
+                "build",
+                "-mod=readonly",
+                "-trimpath",
+                "-ldflags",
+                flags,
+                "-o",
+                str(scratch / file),
+                package,
+            )
         for kept, asset in tool.assets.items():
             shutil.copytree(_module(name, compiler, asset.module) / asset.folder, scratch / kept)
         _writable(scratch)

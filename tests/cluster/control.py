@@ -90,7 +90,8 @@ class ControlPlane(Cluster):
     def restart_apiserver(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Ends the API server and brings it back on the same port and data; every watch is cut.
 
-        A crash unless told otherwise: on SIGTERM the server gives open watches a minute to go away.
+        A crash unless told otherwise: on SIGTERM the server gives open watches a minute to go away. It knows
+        no history from before: a watch that asks for it is answered 410 Gone.
         """
         apiserver = self._components["kube-apiserver"]
         apiserver.stop(how, grace=120)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -216,6 +220,20 @@ def test_a_restarted_api_server_keeps_the_data(plane: ControlPlane, namespace: s
     assert plane.request("GET", f"{path}/kept")["data"] == {"a": "b"}
 
 
+def test_a_watch_from_before_a_restart_is_gone(plane: ControlPlane, namespace: str) -> None:
+    """How a test gets the 410 that every watcher has to live with."""
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    before = plane.request("POST", path, {"metadata": {"name": "old"}})["metadata"]["resourceVersion"]
+    plane.request("POST", path, {"metadata": {"name": "new"}})
+    plane.restart_apiserver()
+    event = plane.request("GET", f"{path}?watch=true&resourceVersion={before}&timeoutSeconds=60")
+    assert (event["type"], event["object"]["code"]) == ("ERROR", 410)
+
+
+def test_requests_are_counted_in_the_metrics_of_the_server(cluster: Cluster) -> None:
+    assert "apiserver_request_total{" in cluster.request("GET", "/metrics")["message"]
+
+
 def test_close_leaves_no_process_and_no_file(cluster: Cluster) -> None:
     """A second control plane beside the first: bare, since its own end is all that it is for."""
     other = ControlPlane(controllers=False)
@@ -240,9 +258,30 @@ def test_a_component_that_dies_is_reported_with_its_last_words(plane: ControlPla
     assert "kube-apiserver ended with exit code" in str(problem.value)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_killed_test_run_leaves_no_process(cluster: Cluster) -> None:
+    script = (
+        "import json, sys, time\n"
+        "from tests.cluster.control import ControlPlane\n"
+        "plane = ControlPlane(controllers=False)\n"
+        "print(json.dumps([str(plane.folder), list(plane.pids.values())]), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", script], cwd=root, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        folder, pids = json.loads(run.stdout.readline())
+        assert len(pids) == 2
+        run.kill()
+    cluster.wait_for(lambda: not [pid for pid in pids if _runs(pid)], "the end of the orphans")
+    shutil.rmtree(folder)
+
+
 def _runs(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not reaped yet does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return True
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import shutil
 import subprocess
@@ -27,15 +28,19 @@ _CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 
 def pause() -> Path:
     """The archive of the image that holds a pod's namespaces open."""
-    binary = tools.binary("pause")
+    return static(tools.binary("pause"), config.PAUSE)
+
+
+def static(binary: Path, tag: str) -> Path:
+    """The archive of an image with nothing but one static executable of our tools, run as nobody special."""
 
     def make(scratch: Path, archive: Path) -> None:
         root = scratch / "root"
         root.mkdir()
-        shutil.copy(binary, root / "pause")
-        oci.pack(root, config.PAUSE, archive, entrypoint=["/pause"], user="65535:65535")
+        shutil.copy(binary, root / binary.name)
+        oci.pack(root, tag, archive, entrypoint=[f"/{binary.name}"], user=f"{NONROOT}:{NONROOT}")
 
-    return _cached(f"pause-{binary.parent.name}", make)
+    return _cached(f"{binary.parent.name}-{_short(tag)}", make)
 
 
 def base() -> Path:
@@ -62,16 +67,21 @@ def build(dockerfile: Path, context: Path, tag: str, arguments: Mapping[str, str
         *("--file", str(dockerfile), str(context)),
     )
     folder = _folder()
-    archive = folder / (tag.removeprefix("localhost/").replace("/", "-").replace(":", "-") + ".tar")
+    archive = folder / f"{_short(tag)}.tar"
     scratch = archive.with_suffix(f".{os.getpid()}")
     _buildah("push", "-q", tag, f"oci-archive:{scratch}:{tag}")
     scratch.rename(archive)
     return archive
 
 
+def _short(tag: str) -> str:
+    """A tag as part of a file name."""
+    return tag.removeprefix("localhost/").replace("/", "-").replace(":", "-")
+
+
 def _recipe() -> str:
     """The hash of what decides what the base image is."""
-    parts = [_SUITE, _PACKAGES, Path(__file__).read_text(), Path(oci.__file__).read_text()]
+    parts = [_SUITE, _PACKAGES, inspect.getsource(_debootstrap), inspect.getsource(oci)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
@@ -107,13 +117,19 @@ def _debootstrap(scratch: Path, archive: Path) -> None:
 def _cached(name: str, make: Callable[[Path, Path], None]) -> Path:
     folder = _folder()
     archive = folder / f"{name}.tar"
-    with tools.exclusive(folder / f"{name.split('-')[0]}.lock"):
+    with tools.exclusive(folder / f"{name}.lock"):
         if not archive.exists():
-            with tempfile.TemporaryDirectory(prefix=".", dir=folder) as scratch:
-                unfinished = Path(scratch) / "image.tar"
+            unfinished = folder / f".{name}.tar"
+            with tempfile.TemporaryDirectory(dir=_fast(folder)) as scratch:
                 make(Path(scratch), unfinished)
-                unfinished.rename(archive)
+            unfinished.rename(archive)
     return archive
+
+
+def _fast(folder: Path) -> Path:
+    """Where to unpack a system: in memory if there is plenty, since its packages sync each file to disk."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30 else folder
 
 
 def _folder() -> Path:

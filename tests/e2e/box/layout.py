@@ -46,4 +46,6 @@ def folder() -> Path:
         raise ValueError(
             f"TUNEWRIGHT_BOX is {found}: the box replaces /{found.parts[1]} inside, choose another place"
         )
+    if found.exists() and found.stat().st_uid != os.geteuid():
+        raise PermissionError(f"{found} belongs to somebody else: set TUNEWRIGHT_BOX to a folder of your own")
     return found

@@ -60,6 +60,8 @@ def pack(
             "os": "linux",
             "config": {key: value for key, value in runs.items() if value},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+            # buildah counts the layers below its own by this list
+            "history": [{"created": "1970-01-01T00:00:00Z", "created_by": f"pack {name}"}],
         }
         manifest = {
             "schemaVersion": 2,
