@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
                 publish.export(config, config.output)
                 print(f"exported {config.output}")
                 return exits.DONE
-            manifest = publish.merge(config)
+            manifest = publish.merge(config, probes=not options.no_probes)
         except UserError as error:
             print(error.text(), file=sys.stderr)
             return exits.BAD_INPUT

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class Adapter:
 
     digest: sha256 over names, dtypes, shapes and bytes of its tensors.
     modules: projections that were adapted (a fused K and V counts once).
-    base: fingerprint of the base it was trained on, where its trainer wrote one down.
+    base, dataset: fingerprint of the base and digest of the data it was trained on, where its trainer wrote one down.
     """
 
     source: str
@@ -52,6 +53,8 @@ class Adapter:
     changes: dict[str, Change]
     base: str | None = None
     dataset: str | None = None
+    directory: Path | None = None
+    """The trainer's files of the step, as local copies; None for an adapter of PEFT."""
 
 
 class Digest:

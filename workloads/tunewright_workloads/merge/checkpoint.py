@@ -77,9 +77,9 @@ def load(directory: Path, architecture: Architecture, source: str, step: int) ->
     directory: `<output>/checkpoints/<step>` as local files.
     Raises UserError naming every adapter tensor that is missing or that fits no projection.
     """
-    state = _state(directory)
+    record = state(directory)
     arrays = _Arrays(directory / "adapter")
-    rank, alpha = int(state["rank"]), float(state["alpha"])
+    rank, alpha = int(record["rank"]), float(record["alpha"])
     found = {p.path: p for p in names.projections(architecture)}
     keys = {f"{path}.{leaf}": p for path, p in found.items() for leaf in (p.a, p.b)}
     faults = []
@@ -88,7 +88,7 @@ def load(directory: Path, architecture: Architecture, source: str, step: int) ->
         fix = f"The nearest one is {near}." if near else None
         faults.append(Fault(name, "the adapter's tensor belongs to no projection of the base", None, fix))
     present = {p.path: p for name, p in keys.items() if name in arrays.names}
-    wanted = set(state.get("targets") or ())
+    wanted = set(record.get("targets") or ())
     for path, p in sorted(found.items()):
         missing = [f"{path}.{leaf}" for leaf in (p.a, p.b) if f"{path}.{leaf}" not in arrays.names]
         if missing and (path in present or wanted & set(p.targets)):
@@ -113,8 +113,8 @@ def load(directory: Path, architecture: Architecture, source: str, step: int) ->
             changes[weight] = Change(weight, alpha / rank, rank, inputs, outputs, load_pair, keys_)
     return Adapter(
         source, step, rank, alpha, len(present), digest.text(), changes,
-        base=state.get("base_digest") or state.get("baseDigest"),
-        dataset=state.get("dataset_digest") or state.get("datasetDigest"),
+        base=record.get("base_digest"),
+        dataset=record.get("dataset_digest"), directory=directory,
     )  # fmt: skip
 
 
@@ -127,16 +127,30 @@ def _pair(arrays: _Arrays, a_name: str, b_name: str, part: int, parts: int) -> P
     return np.ascontiguousarray(a), np.ascontiguousarray(b)
 
 
-def _state(directory: Path) -> dict[str, Any]:
+def state(directory: Path) -> dict[str, Any]:
+    """The trainer's record of a step: rank, alpha, targets, digests. Raises UserError."""
     path = directory / "state" / "metadata"
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-        _ = int(state["rank"]), float(state["alpha"])
+        record = dict(json.loads(path.read_text(encoding="utf-8")))
+        _ = int(record["rank"]), float(record["alpha"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
             Fault(str(path), "is no state of our trainer: a JSON object with rank and alpha is needed")
         ) from None
-    return dict(state)
+    return record
+
+
+def tree(directory: Path) -> dict[str, Any]:
+    """A step's whole adapter as the nested dict that it was saved from."""
+    arrays = _Arrays(directory / "adapter")
+    nested: dict[str, Any] = {}
+    for name in sorted(arrays.names):
+        *path, leaf = name.split(".")
+        at: dict[str, Any] = nested
+        for part in path:
+            at = at.setdefault(part, {})
+        at[leaf] = arrays.read(name)
+    return nested
 
 
 class _Arrays:

@@ -16,7 +16,6 @@ import socket
 import sys
 import uuid
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -30,7 +29,7 @@ from tunewright_workloads.contract.faults import Fault, UserError, show
 from tunewright_workloads.contract.lineage import MANIFEST, FileDigest, Manifest, Probe
 from tunewright_workloads.contract.progress import Progress, ProgressFile
 from tunewright_workloads.gemma import architecture, names
-from tunewright_workloads.merge import card, checkpoint, layout, peft
+from tunewright_workloads.merge import card, checkpoint, layout, peft, probe
 from tunewright_workloads.merge.adapter import Adapter, Change
 from tunewright_workloads.merge.base import Base
 from tunewright_workloads.merge.layout import Layout, Shard
@@ -40,9 +39,6 @@ from tunewright_workloads.storage.store import Store
 
 _FORMAT = 1
 """Raised when the same inputs would give other bytes; part of the tag."""
-
-Probing = Callable[[Path], list[Probe]]
-"""Runs on the finished model's local directory, before the manifest is written."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +98,11 @@ def load_adapter(config: MergeConfig, base: Base, small: Path, work: Path) -> Ad
     return replace(adapter, changes={c.weight: c for c in map(full, adapter.changes.values())})
 
 
-def merge(config: MergeConfig, probe: Probing | None = None) -> Manifest:
+def merge(config: MergeConfig, *, probes: bool = False) -> Manifest:
     """Merges and publishes; returns the manifest that was written, or that was there already.
+
+    probes: run the finished model beside base + adapter before it is published, where it fits in
+    memory, and record what it says (see `probe`).
 
     Raises UserError for what cannot be merged or written.
     """
@@ -120,7 +119,7 @@ def merge(config: MergeConfig, probe: Probing | None = None) -> Manifest:
             progress.finish(inputs.layout.tensors)
             return old
         _clear(store, old)
-        manifest = _publish(config, inputs, store, tag, progress, probe)
+        manifest = _publish(config, inputs, store, tag, progress, probes)
     progress.finish(inputs.layout.tensors)
     return manifest
 
@@ -198,7 +197,7 @@ def _publish(
     store: Store,
     tag: str,
     progress: _Reporter,
-    probe: Probing | None,
+    probing: bool,
 ) -> Manifest:
     finished = dict(store.finished(tag))
     files: dict[str, FileDigest] = {}
@@ -225,16 +224,40 @@ def _publish(
         files[name] = _put(store, name, data, tag, finished)
     for stale in {e.name for e in store.entries()} - files.keys() - {MANIFEST}:
         store.remove(stale)
-    probes: list[Probe] = []
-    if probe is not None:
-        progress.say("recording probes")
-        probes = probe(storage.localize(config.output, Path(config.work), place="output"))
+    probes = _probed(config, inputs, files, progress) if probing else []
     manifest = Manifest(
         base=base, adapter=adapter, dtype=config.dtype, dataset_digest=dataset,
         files=dict(sorted(files.items())), probes=probes, versions={**_versions(), "tag": tag},
     )  # fmt: skip
     store.publish(MANIFEST, (manifest.model_dump_json(by_alias=True, indent=2) + "\n").encode())
     return manifest
+
+
+def _probed(
+    config: MergeConfig, inputs: Inputs, files: dict[str, FileDigest], progress: _Reporter
+) -> list[Probe]:
+    """What the finished model says. Raises RuntimeError when it is not base + adapter."""
+    reason = probe.fits(sum(d.size for name, d in files.items() if name.endswith(".safetensors")))
+    if reason is None:
+        progress.say("running the finished model")
+        work, adapter = Path(config.work), inputs.adapter.directory
+        merged = storage.localize(config.output, work, place="output")
+        base = None
+        if adapter is not None:
+            source = inputs.base
+            base = storage.localize(source.source, work, revision=source.commit, place="model.source")
+        result = probe.run(merged, base, adapter)
+        if result is not None:
+            if result.difference is not None:
+                dtypes = [p.dtype for s in inputs.layout.shards for p in s.pieces if p.change]
+                narrowest = max(dtypes, key=list(probe.TOLERANCES).index)
+                if fault := result.difference.fault(narrowest):
+                    raise RuntimeError(fault)
+                progress.say(f"log-probabilities differ from base + adapter by {result.difference.mean:.2g}")
+            return result.probes
+        reason = "the process that ran it was killed"
+    progress.say(f"no probes are recorded: {reason}")
+    return []
 
 
 def _put(

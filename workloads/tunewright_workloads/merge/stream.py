@@ -166,6 +166,12 @@ class Streamer:
         digest = FileDigest(size=size, sha256=ours.hexdigest())
         return Written(digest, theirs.hexdigest() if shard.whole else None)
 
+    def merged(self, files: Files, piece: Piece) -> Iterator[Any]:
+        """The bytes of one changed tensor, block by block, as `write` writes them."""
+        pairs = _Pairs()
+        for block in self._blocks(Shard("", b"", (piece,))):
+            yield self._work(files, block, pairs)[1]
+
     def _head(self, files: Files, shard: Shard) -> bytes:
         first = min((p.tensor.begin for p in shard.pieces), default=None)
         if first is None:
