@@ -10,7 +10,7 @@ import click
 _MODULES = {
     "data": "data",
     "merge": "merge",
-    "verify": "serve.verify",
+    "verify": "merge.verify",
     "bench": "bench",
     "compare": "compare",
 }
