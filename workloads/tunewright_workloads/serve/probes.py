@@ -23,8 +23,12 @@ QUESTIONS = (
     "What can you do for me?",
     "Write one sentence about the sea.",
     "Which is larger, 7 or 12, and why?",
+    "Translate 'good morning' into French.",
+    "How do I cook rice?",
+    "List three colors.",
+    "Why is the sky blue?",
 )
-TOKENS = 16
+TOKENS = 12
 PAST_WINDOW = 24
 """Tokens by which the last prompt is longer than the sliding window, so that both masks are probed."""
 
