@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from tunewright_operator.reconcile import credentials, logs, options
@@ -13,13 +15,14 @@ from tunewright_workloads.contract import exits
 from tunewright_workloads.contract.faults import UserError
 
 
-def _import_kopf() -> None:
-    """Kopf imports every model of the `kubernetes` client when it is installed, only to recognise
-    its objects: 20 MB for a question that nobody asks here."""
+@contextmanager
+def _without_kubernetes() -> Iterator[None]:
+    """Kopf imports every model of the `kubernetes` client where it is installed, to recognise its
+    objects and to log in by it: 20 MB for what nobody uses here."""
     hidden = sys.modules.get("kubernetes")
     sys.modules["kubernetes"] = None  # type: ignore[assignment]
     try:
-        import kopf  # noqa: F401
+        yield
     finally:
         if hidden is None:
             del sys.modules["kubernetes"]
@@ -28,10 +31,10 @@ def _import_kopf() -> None:
 
 
 async def _run(chosen: options.Options) -> None:
-    _import_kopf()
-    import kopf
+    with _without_kubernetes():
+        import kopf
 
-    from tunewright_operator import handlers  # noqa: F401  (its decorators register the handlers)
+        from tunewright_operator import handlers  # noqa: F401  (its decorators register the handlers)
 
     reload = partial(credentials.load, chosen.kubeconfig)
     memo = kopf.Memo(options=chosen, reload=reload, credentials=await reload(), metrics=Metrics())
