@@ -18,6 +18,7 @@ from tunewright_workloads.contract.progress import Progress, ProgressFile
 from tunewright_workloads.data import report as reports
 from tunewright_workloads.train import output as outputs
 from tunewright_workloads.train import prepare
+from tunewright_workloads.train.metrics import say
 from tunewright_workloads.train.stop import Stop
 
 
@@ -60,7 +61,7 @@ def train(config: configs.TrainConfig, program: Literal["jax", "torch"] = "jax")
         return exits.DONE
     run = prepare.prepare(config, sources)
     schedule = config.training
-    print(
+    say(
         reports.text(
             reports.describe(
                 run.train,
@@ -70,8 +71,7 @@ def train(config: configs.TrainConfig, program: Literal["jax", "torch"] = "jax")
                 epochs=schedule.epochs,
                 steps=schedule.steps,
             )
-        ),
-        flush=True,
+        )
     )
     if program == "torch":
         from tunewright_workloads.gpu import run as torch_run

@@ -7,6 +7,7 @@ often the run was killed.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections import deque
@@ -21,8 +22,9 @@ _RECENT = 20
 
 
 def say(text: str) -> None:
-    """A line for people and for `kubectl logs`."""
-    print(text, flush=True)
+    """A line for people and for `kubectl logs`; of several workers on one machine the first one speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, flush=True)
 
 
 class Metrics:
