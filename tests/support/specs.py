@@ -23,7 +23,10 @@ ENDPOINT: dict[str, Any] = {
     "apiVersion": "tunewright.dev/v1alpha1",
     "kind": "ServeEndpoint",
     "metadata": {"name": "support-bot", "namespace": "team"},
-    "spec": {"model": {"uri": "gs://acme/models/support-bot/merged"}, "accelerator": {"type": "v6e", "topology": "2x4"}},
+    "spec": {
+        "model": {"uri": "gs://acme/models/support-bot/merged"},
+        "accelerator": {"type": "v6e", "topology": "2x4"},
+    },
 }
 
 

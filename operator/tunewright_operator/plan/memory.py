@@ -97,7 +97,7 @@ def check(spec: FineTuneJobSpec) -> str | None:
         fixes.append("spec.training.remat: auto")
     if found.saved + found.work > 0.25 * found.have:
         fixes.append("a smaller spec.dataset.maxLength")
-    if spec.adapter.quantize_base == "none" and found.base > 0.5 * found.have:
+    if spec.adapter.quantize_base == "none" and found.base > 0.4 * found.have:
         fixes.append("spec.adapter.quantizeBase: int8")
     fixes.append("a larger spec.accelerator.topology")
     raise UserError(

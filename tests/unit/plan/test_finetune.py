@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from support import specs
 
+from support import specs
 from tunewright_operator import plan
 from tunewright_operator.plan import Settings
 from tunewright_workloads.contract import configs, exits
@@ -42,7 +42,10 @@ def config(made: plan.Plan, stage: str) -> dict:
             {"spec.evaluation": {"maxEvalLoss": 1.2}, "spec.dataset.validation": ["gs://acme/v.jsonl"]},
             ["train", "merge", "evaluate"],
         ),
-        ({"spec.evaluation": {}, "spec.dataset.validation": ["gs://acme/v.jsonl"]}, ["train", "merge", "evaluate"]),
+        (
+            {"spec.evaluation": {}, "spec.dataset.validation": ["gs://acme/v.jsonl"]},
+            ["train", "merge", "evaluate"],
+        ),
     ],
 )
 def test_stages_in_order(changes, stages):
@@ -54,7 +57,9 @@ def test_the_output_is_where_the_next_stage_looks():
     out = "gs://acme/models/support-bot"
     assert config(made, "train")["output"] == out
     assert config(made, "merge")["adapter"] == out
-    assert config(made, "merge")["output"] == config(made, "evaluate")["model"] == made.output == f"{out}/merged"
+    assert (
+        config(made, "merge")["output"] == config(made, "evaluate")["model"] == made.output == f"{out}/merged"
+    )
 
 
 @pytest.mark.parametrize("changes", [{}, TINY, FOUR_HOSTS])
@@ -78,7 +83,10 @@ def test_each_command_reads_the_file_that_is_mounted():
 
 
 def test_a_clipping_norm_of_zero_means_no_clipping():
-    assert config(plan.job(specs.job({"spec.training.maxGradNorm": 0})), "train")["training"]["maxGradNorm"] is None
+    assert (
+        config(plan.job(specs.job({"spec.training.maxGradNorm": 0})), "train")["training"]["maxGradNorm"]
+        is None
+    )
 
 
 def test_a_mesh_of_auto_is_decided_by_the_plan_for_known_models():
@@ -123,7 +131,11 @@ def test_a_pod_failure_policy_needs_pods_that_never_restart():
 
 def test_exit_codes_are_those_of_the_container_that_works_not_of_the_relay():
     for stage in plan.job(specs.job()).stages:
-        names = {r["onExitCodes"]["containerName"] for r in stage.job["podFailurePolicy"]["rules"] if "onExitCodes" in r}
+        names = {
+            r["onExitCodes"]["containerName"]
+            for r in stage.job["podFailurePolicy"]["rules"]
+            if "onExitCodes" in r
+        }
         assert names == {stage.container["name"]}
 
 
@@ -143,7 +155,9 @@ def test_backoff_limit(changes, stage, limit):
 def test_no_index_of_a_slice_has_a_limit_of_its_own():
     for settings in (Settings(), Settings(jobset=False)):
         made = plan.job(specs.job(FOUR_HOSTS), settings)
-        assert "backoffLimitPerIndex" not in made.stage("train").job, "a synchronous slice lives and dies as one"
+        assert "backoffLimitPerIndex" not in made.stage("train").job, (
+            "a synchronous slice lives and dies as one"
+        )
 
 
 # -- placement ------------------------------------------------------------------------------
@@ -157,7 +171,11 @@ def test_no_index_of_a_slice_has_a_limit_of_its_own():
             {"gke-tpu-accelerator": "tpu-v5p-slice", "gke-tpu-topology": "2x2x1"},
             4,
         ),
-        ({"type": "v6e", "topology": "2x4"}, {"gke-tpu-accelerator": "tpu-v6e-slice", "gke-tpu-topology": "2x4"}, 8),
+        (
+            {"type": "v6e", "topology": "2x4"},
+            {"gke-tpu-accelerator": "tpu-v6e-slice", "gke-tpu-topology": "2x4"},
+            8,
+        ),
         (
             {"type": "v6e", "topology": "2x4", "chipsPerHost": 4},
             {"gke-tpu-accelerator": "tpu-v6e-slice", "gke-tpu-topology": "2x4"},
@@ -168,7 +186,11 @@ def test_no_index_of_a_slice_has_a_limit_of_its_own():
             {"gke-tpu-accelerator": "tpu-v5-lite-podslice", "gke-tpu-topology": "4x4"},
             4,
         ),
-        ({"type": "v7x", "topology": "2x2x1"}, {"gke-tpu-accelerator": "tpu7x", "gke-tpu-topology": "2x2x1"}, 4),
+        (
+            {"type": "v7x", "topology": "2x2x1"},
+            {"gke-tpu-accelerator": "tpu7x", "gke-tpu-topology": "2x2x1"},
+            4,
+        ),
     ],
 )
 def test_tpu_pods_take_all_chips_of_their_machine(accelerator, selector, chips):
@@ -177,7 +199,9 @@ def test_tpu_pods_take_all_chips_of_their_machine(accelerator, selector, chips):
     assert template["spec"]["nodeSelector"] == {f"cloud.google.com/{k}": v for k, v in selector.items()}
     resources = template["spec"]["containers"][0]["resources"]
     assert resources["requests"]["google.com/tpu"] == resources["limits"]["google.com/tpu"] == chips
-    assert {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"} in template["spec"]["tolerations"]
+    assert {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"} in template["spec"][
+        "tolerations"
+    ]
 
 
 def test_gpus_are_trained_by_the_pytorch_program():
@@ -189,7 +213,9 @@ def test_gpus_are_trained_by_the_pytorch_program():
     assert spec["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
     assert stage.container["resources"]["limits"] == {"nvidia.com/gpu": 2}
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
-    assert any(v.get("emptyDir", {}).get("medium") == "Memory" for v in spec["volumes"]), "NCCL needs /dev/shm"
+    assert any(v.get("emptyDir", {}).get("medium") == "Memory" for v in spec["volumes"]), (
+        "NCCL needs /dev/shm"
+    )
     assert stage.config.mesh.fsdp == 2
 
 
@@ -243,7 +269,9 @@ def test_cpu_requests_stay_small():
 
 def test_training_pods_are_not_moved_by_the_autoscaler():
     for _, template in pods(plan.job(specs.job())):
-        assert template["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+        assert (
+            template["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+        )
 
 
 # -- several machines -----------------------------------------------------------------------
@@ -268,7 +296,10 @@ def test_a_slice_of_several_machines_is_one_jobset():
 @pytest.mark.parametrize(
     ("message", "action"),
     [
-        ("Container train for pod ns/p failed with exit code 2 matching FailJob rule at index 0", "FailJobSet"),
+        (
+            "Container train for pod ns/p failed with exit code 2 matching FailJob rule at index 0",
+            "FailJobSet",
+        ),
         (
             "Container train for pod ns/p failed with exit code 75 matching FailJob rule at index 1",
             "RestartJobSetAndIgnoreMaxRestarts",
@@ -385,7 +416,9 @@ def test_files_below_the_folders_of_the_plan_are_refused(place):
 def test_a_file_output_is_for_this_machine_only():
     from tunewright_operator import api
 
-    job = api.parse(api.FineTuneJob, specs.merged(specs.JOB, {"spec.output.uri": "file:///home/me/out"}), cluster=False)
+    job = api.parse(
+        api.FineTuneJob, specs.merged(specs.JOB, {"spec.output.uri": "file:///home/me/out"}), cluster=False
+    )
     with pytest.raises(UserError, match="lost with the pod"):
         plan.job(job)
     assert plan.job(job, Settings(local=True)).stage("train").config.output == "file:///home/me/out"
@@ -465,7 +498,10 @@ def test_a_variable_that_the_plan_sets_is_refused():
     env = [{"name": "JAX_PLATFORMS", "value": "cpu"}, {"name": "HF_HOME", "value": "/x"}]
     with pytest.raises(UserError) as caught:
         plan.job(specs.job({"spec.podTemplate.env": env}))
-    assert [f.place for f in caught.value.faults] == ["spec.podTemplate.env[0].name", "spec.podTemplate.env[1].name"]
+    assert [f.place for f in caught.value.faults] == [
+        "spec.podTemplate.env[0].name",
+        "spec.podTemplate.env[1].name",
+    ]
 
 
 # -- progress -------------------------------------------------------------------------------
@@ -475,7 +511,9 @@ def test_progress_leaves_the_pod_with_the_least_rights():
     made = plan.job(specs.job())
     by_kind = {m["kind"]: m for m in made.shared}
     target = by_kind["ConfigMap"]["metadata"]["name"]
-    assert "data" not in by_kind["ConfigMap"], "the data is the relay's alone: applying again must not erase it"
+    assert "data" not in by_kind["ConfigMap"], (
+        "the data is the relay's alone: applying again must not erase it"
+    )
     assert by_kind["Role"]["rules"] == [
         {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [target], "verbs": ["patch"]}
     ]
@@ -519,7 +557,9 @@ def test_run_time_is_not_an_active_deadline_because_that_counts_the_wait_for_a_n
 
 def test_finished_jobs_have_no_ttl_of_their_own():
     made = plan.job(specs.job(ttlSecondsAfterFinished=60))
-    assert all("ttlSecondsAfterFinished" not in s.workload["spec"] for s in made.stages), "they would be made again"
+    assert all("ttlSecondsAfterFinished" not in s.workload["spec"] for s in made.stages), (
+        "they would be made again"
+    )
 
 
 def test_planning_twice_gives_the_same_bytes():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support import specs
 
+from support import specs
 from tunewright_operator import plan
 from tunewright_operator.plan import Settings
 
@@ -23,10 +23,20 @@ PLANS = {
     "serve-gpu": plan.endpoint(specs.endpoint({"spec.accelerator": {"type": "h100", "count": 2}})),
 }
 PODS = [
-    pytest.param(stage.template, id=f"{name}-{stage.name}") for name, made in PLANS.items() for stage in made.stages
+    pytest.param(stage.template, id=f"{name}-{stage.name}")
+    for name, made in PLANS.items()
+    for stage in made.stages
 ]
 
-RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "ephemeral", "projected", "secret", "csi"}
+RESTRICTED_VOLUMES = {
+    "configMap",
+    "emptyDir",
+    "persistentVolumeClaim",
+    "ephemeral",
+    "projected",
+    "secret",
+    "csi",
+}
 
 
 @pytest.mark.parametrize("template", PODS)
