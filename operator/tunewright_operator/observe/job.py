@@ -307,6 +307,8 @@ def _fill(
     status["phase"], status["message"] = say.phase, say.message[:4096]
     status["observedGeneration"] = generation
     status["ledger"] = account.dump()
+    if not status["ledger"]:
+        del status["ledger"]
     status["attempts"], status["preemptions"] = account.attempts, account.interrupted
     if account.open and "startTime" not in status:
         status["startTime"] = min(r.start for r in account.open)

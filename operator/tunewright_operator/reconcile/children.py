@@ -43,7 +43,6 @@ def adopt(manifest: Object, owner: Object, kind: str) -> Object:
             "name": owner["name"],
             "uid": owner["uid"],
             "controller": True,
-            "blockOwnerDeletion": True,
         }
     ]
     _label(body, owner["uid"])
