@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from support import merged
-from support.serving import config, manifest, serving
+from support.serving import CACHE, config, manifest, serving
 from tunewright_workloads.contract import exits
 from tunewright_workloads.contract.faults import UserError
 from tunewright_workloads.contract.lineage import Probe
@@ -43,7 +43,7 @@ def recorded(right: Path) -> list[Probe]:
 
 def asked(directory: Path, work: Path, dtype: str) -> gate.Report:
     """The gate's report on the small engine over `directory`, in this process."""
-    settings = config(directory, work, dtype=dtype, max_model_length=128)
+    settings = config(directory, work, dtype=dtype, max_model_length=128, compile_cache=str(CACHE))
     state = State()
     state.engine = engine.load(settings, directory)
     client = TestClient(create(state))

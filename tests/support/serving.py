@@ -21,6 +21,8 @@ from tunewright_workloads.contract.configs import ServeConfig
 from tunewright_workloads.contract.lineage import MANIFEST, Adapter, Base, FileDigest, Manifest, Probe
 
 ROOT = Path(__file__).parents[2]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tunewright" / "xla-tests"
+"""Compiled programs of all tests that serve: they are the same few again and again."""
 
 
 def manifest(directory: Path, probes: list[Probe] | None = None) -> Manifest:
@@ -76,7 +78,6 @@ class Server:
         self.settings = settings
         self.url = f"http://127.0.0.1:{settings.port}"
         self.log = work / f"serve-{settings.port}.log"
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tunewright" / "xla-tests"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tunewright_workloads.serve", "--config", str(path)],
@@ -86,7 +87,7 @@ class Server:
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join([str(ROOT / "operator"), str(ROOT / "workloads")]),
                     "JAX_PLATFORMS": "cpu",
-                    "JAX_COMPILATION_CACHE_DIR": str(cache),
+                    "JAX_COMPILATION_CACHE_DIR": str(CACHE),
                     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                     **(environment or {}),
                 },
