@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from support.builders import ENDPOINT, JOB, merged
 from support.good_specs import CHANGES, FULL_ENDPOINT, FULL_JOB, GOOD
 from tunewright_operator import api
 from tunewright_operator.api import crds
+from tunewright_operator.api.base import sections
+from tunewright_workloads.contract.faults import UserError
 
 from .api import ApiError, Cluster
 
@@ -203,3 +207,105 @@ def test_the_installed_crds_are_the_models_of_this_checkout(served: Cluster) -> 
         assert conditions[
             "NonStructuralSchema" if "NonStructuralSchema" in conditions else "Established"
         ] == ("False" if "NonStructuralSchema" in conditions else "True")
+
+
+# -- both judges, on what nobody wrote by hand ---------------------------------------------------------
+
+POOL: dict[str, list[dict[str, Any]]] = {
+    "FineTuneJob": [
+        *(
+            {"accelerator": {"type": kind, "topology": topology, "chipsPerHost": chips, "count": count}}
+            for kind in ("cpu", "v5e", "v5p", "v6e", "v7x", "h100")
+            for topology in (None, "1x1", "2x4", "2x2x1", "4x4x8", "4x8x12", "8x4x4", "12x16x64")
+            for chips in (None, 1, 4, 8)
+            for count in (None, 2)
+        ),
+        *(
+            {"accelerator": {"provisioning": {"mode": mode, "name": name}}}
+            for mode in ("onDemand", "spot", "flexStart", "reservation", "computeClass")
+            for name in (None, "mine")
+        ),
+        *({"model": {"name": name}} for name in ("gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-tiny", "custom")),
+        *({"model": {"source": uri}} for uri in ("hf://a/b", "hf://a", "gs://abc", "gs://a", "file://x", "s3://a/b")),
+        *({"dataset": {"maxLength": length}} for length in (7, 8, 2049, 131073, 262144, 262145)),
+        *({"dataset": {"format": form, "lossOn": loss}} for form in ("auto", "text") for loss in ("assistant", "all")),
+        *({"dataset": {"validation": files}} for files in ([], ["gs://acme/sft/train.jsonl"], ["pvc://a/b"])),
+        *({"adapter": {"rank": rank, "alpha": alpha}} for rank in (1, 16, 513) for alpha in (None, 0, 0.5, 64, 65, 1024)),
+        *({"adapter": {"targets": t}} for t in (["q_proj"], ["k_proj"], ["k_proj", "v_proj"], ["v_proj", "o_proj"])),
+        *({"training": {"epochs": e, "steps": s}} for e in (None, 0.5, 0) for s in (None, 0, 1, 100)),
+        *({"training": {"warmupSteps": w}} for w in (0, 1, 99, 100)),
+        *({"training": {"globalBatchSize": 16, "microBatchSize": m}} for m in (1, 3, 8, 16, 32)),
+        *({"evaluation": e} for e in (None, {}, {"maxEvalLoss": 0}, {"maxEvalLoss": 1.5})),
+        *({"output": {"merge": m, "uri": u}} for m in (True, False) for u in ("gs://abc/x", "gs://abc", "pvc://c/x", "file:///x", "gs://abc//")),
+        *({"limits": {"runTime": t}} for t in ("1m", "59s", "168h", "168h1s", "8760h", "8760h1m", "1h1h", "", "5")),
+        *({"queue": {"name": n}} for n in ("a", "a.b", "-a", "A", "a" * 254)),
+        *({"podTemplate": {"labels": {k: v}}} for k in ("a", "a/b", "A/b", "a/", "b" * 64, "tunewright.dev/x") for v in ("", "x", "-x")),
+        *({"podTemplate": {"resources": {"requests": {k: v}}}} for k in ("cpu", "gpu") for v in (1, -1, "1", "1Gi", "1GB", "")),
+        *({"podTemplate": {"tolerations": [{"key": k, "operator": o, "value": v}]}} for k in (None, "", "a") for o in ("Exists", "Equal") for v in (None, "", "x")),
+        *({"podTemplate": {"env": [{"name": n, "value": "x"}]}} for n in ("A", "_a1", "1a", "a-b", "")),
+    ],
+    "ServeEndpoint": [
+        *(
+            {"accelerator": {"type": kind, "topology": topology, "chipsPerHost": chips}}
+            for kind in ("cpu", "v5e", "v5p", "v6e", "v7x", "h100")
+            for topology in (None, "1x1", "2x4", "2x2x1", "4x4", "4x4x4")
+            for chips in (None, 4, 8)
+        ),
+        *({"model": {"uri": uri}} for uri in ("gs://acme/m", "sample://a")),
+        {"model": {"fineTuneJobRef": None}},
+        *({"model": {"servedName": n}} for n in ("a", "a/b:c", "-a", "a-", "a b", "a" * 129)),
+        *({"engine": {"name": n, "extraArgs": a}} for n in ("auto", "vllm", "jax") for a in ([], ["--seed=1"], ["--port"], ["-tp", "4"], ["--portable"], ["--Model"])),
+        *({"replicas": n} for n in (-1, 0, 1, 2)),
+        *({"autoscaling": {"min": lo, "max": hi}} for lo in (None, 0, 1, 3) for hi in (None, 1, 3)),
+        *({"rollout": {"strategy": s, "gate": g}} for s in ("recreate", "blueGreen") for g in (True, False, None)),
+        *({"benchmark": {"rates": r}} for r in ([], [1], [0.5, 2], [0])),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", POOL)
+def test_both_judges_agree_on_random_specs(served: Cluster, kind: str) -> None:
+    """Each is one to three fragments of the pool on a good resource; seeded, so the same at every run."""
+    draw = random.Random(4)
+    apart = {
+        rule.name
+        for part in sections(api.KINDS[kind])
+        for rule in getattr(part[1], "rules", ())
+        if rule.offline
+    }
+    path = collection(kind) + "?fieldValidation=Strict&dryRun=All"
+    accepted = 0
+    for _ in range(400):
+        data = copy.deepcopy(JOB if kind == "FineTuneJob" else ENDPOINT)
+        for fragment in draw.sample(POOL[kind], draw.randint(1, 3)):
+            data = merged(data, {"spec": fragment})
+        try:
+            served.request("POST", path, data)
+            theirs = set()
+        except ApiError as refused:
+            assert refused.status == 422, refused.message
+            causes = refused.body["details"]["causes"]
+            assert not [c for c in causes if "evaluating rule" in c["message"]], (data, causes)
+            theirs = {re.sub(r"\[([^\]]*[^\]\d][^\]]*)\]", "", cause["field"]) for cause in causes}
+        try:
+            api.load(json.dumps(data))
+            ours = set()
+        except UserError as refused:
+            ours = {
+                fault.place.split(": ")[-1] for fault in refused.faults if not _named(fault.rule, kind, apart)
+            }
+        assert bool(ours) == bool(theirs), (data["spec"], ours, theirs)
+        accepted += not ours
+        if len(ours) == len(theirs) == 1 and not any("Map" in place for place in theirs):
+            (mine,), (other,) = ours, theirs
+            assert mine.startswith(other) or other.startswith(mine), (data["spec"], ours, theirs)
+    assert 20 < accepted < 380  # a pool of good or of bad ones alone would prove nothing
+
+
+def _named(text: str, kind: str, names: set[str]) -> bool:
+    """Whether a fault's text is that of one of the rules of these names."""
+    return any(
+        rule.text == text and rule.name in names
+        for _, part in sections(api.KINDS[kind])
+        for rule in getattr(part, "rules", ())
+    )

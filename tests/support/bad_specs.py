@@ -67,6 +67,7 @@ JOBS = (
     Bad("a revision with a space", "spec: {model: {revision: 'my branch'}}", "spec.model.revision", "must be a branch, a tag or a commit"),
     Bad("a token secret without a name", "spec: {model: {tokenSecretRef: {key: token}}}", "spec.model.tokenSecretRef.name", "is required", "spec.model.tokenSecretRef.name: Required value"),
     Bad("a token secret with a bad name", "spec: {model: {tokenSecretRef: {name: HF_Secret}}}", "spec.model.tokenSecretRef.name", "must be a Kubernetes name"),
+    Bad("a token key with a slash", "spec: {model: {tokenSecretRef: {name: hf-secret, key: hf/token}}}", "spec.model.tokenSecretRef.key", "must be a key of a Secret or ConfigMap"),
     # -- dataset
     Bad("a file that is relative, in a cluster", "spec: {dataset: {train: ['file://./train.jsonl']}}", "spec.dataset.train[0]", "needs an absolute path"),
     Bad("a bucket with capitals", "spec: {dataset: {train: ['gs://Acme/train.jsonl']}}", "spec.dataset.train[0]", "needs a bucket"),
@@ -153,6 +154,7 @@ JOBS = (
     Bad("a variable from nowhere", "spec: {podTemplate: {env: [{name: A, valueFrom: {}}]}}", "spec.podTemplate.env[0].valueFrom.secretKeyRef", "needs exactly one of secretKeyRef and configMapKeyRef"),
     Bad("a toleration of the end of the node", "spec: {podTemplate: {tolerations: [{key: cloud.google.com/impending-node-termination, operator: Exists}]}}", "spec.podTemplate.tolerations[0].key", "must not tolerate the end of the node"),
     Bad("a toleration without a key", "spec: {podTemplate: {tolerations: [{value: x}]}}", "spec.podTemplate.tolerations[0].key", "is required for operator Equal"),
+    Bad("a toleration of a value by existence", "spec: {podTemplate: {tolerations: [{key: a, operator: Exists, value: x}]}}", "spec.podTemplate.tolerations[0].value", "exists only for operator Equal"),
     Bad("a toleration of time without NoExecute", "spec: {podTemplate: {tolerations: [{operator: Exists, tolerationSeconds: 5}]}}", "spec.podTemplate.tolerations[0].tolerationSeconds", "exists only for effect NoExecute"),
     Bad("chips asked for by the pod", "spec: {podTemplate: {resources: {limits: {google.com/tpu: 4}}}}", "spec.podTemplate.resources.limits", "can hold cpu, memory, ephemeral-storage"),
     Bad("memory in a unit that is none", "spec: {podTemplate: {resources: {requests: {memory: 16GB}}}}", "spec.podTemplate.resources.requests.memory", "must be a quantity of Kubernetes"),

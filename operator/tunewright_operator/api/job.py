@@ -460,7 +460,9 @@ class FineTuneJobSpec(Section):
             "fsdp * tp must be the number of devices of the slice",
             _mesh_devices,
             fields=("accelerator.mesh", "accelerator.type", "accelerator.topology", "accelerator.count"),
-            hint=lambda s: f"{s.accelerator.type} has {s.accelerator.devices} here; or write mesh: auto",
+            hint=lambda s: (
+                f"{s.accelerator.type} has {s.accelerator.devices} devices here; or write mesh: auto"
+            ),
             offline="mesh is a word or a mapping, and CEL cannot look into a field of two types",
         ),
         Rule(

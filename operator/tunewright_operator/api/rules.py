@@ -95,8 +95,9 @@ class Rule:
     def fault(self, place: str, value: Any, judged: Any) -> Fault:
         """What is said offline, about `value` at `place`."""
         hint = self.hint(judged) if self.hint else None
-        shown = None if value is None or isinstance(value, (BaseModel, dict)) else show(value)
-        return Fault(place, self.text, shown, hint or self.fix)
+        if isinstance(value, BaseModel):
+            value = value.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return Fault(place, self.text, None if value is None else show(value), hint or self.fix)
 
     # The two hooks that make a Rule usable as `Annotated[str, Rule(...)]`.
 
@@ -202,7 +203,8 @@ class Findings:
         if good:
             return
         path = rule.fields[0] if rule.fields else ""
-        fault = rule.fault(absolute(path), value_at(section, path), section)
+        value = value_at(section, path) if path else None  # a whole section says nothing
+        fault = rule.fault(absolute(path), value, section)
         self.items.append(
             Finding(fault, tuple(absolute(p) for p in rule.fields) or (place,), cluster=rule.cluster)
         )
