@@ -3,3 +3,7 @@
 `architecture`, `names` and `tiny` import no JAX, so that the merge can use them; `load`, `lora`
 and `program` do.
 """
+
+from tunewright_workloads.gemma import lean
+
+lean.install()
