@@ -56,21 +56,28 @@ def build(dockerfile: Path, context: Path, tag: str, arguments: Mapping[str, str
     """
     if not tag.startswith("localhost/") or ":" not in tag or tag.endswith(":latest"):
         raise ValueError(f"image tag {tag!r}: write localhost/NAME:TAG with a TAG other than latest")
-    _buildah("pull", "-q", f"oci-archive:{base()}")
+    _pull(base())
     given = {"BASE": BASE} | dict(arguments or {})
     passed = [part for key, value in given.items() for part in ("--build-arg", f"{key}={value}")]
-    _buildah(
-        "build",
-        # chroot, so that RUN steps use the host's network as it is
-        *("--isolation", "chroot", "--pull-never", "--layers", "--tag", tag),
-        *passed,
-        *("--file", str(dockerfile), str(context)),
-    )
     folder = _folder()
-    archive = folder / f"{_short(tag)}.tar"
-    scratch = archive.with_suffix(f".{os.getpid()}")
-    _buildah("push", "-q", tag, f"oci-archive:{scratch}:{tag}")
-    scratch.rename(archive)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".", mode="r") as identity:
+        _buildah(
+            "build",
+            # chroot, so that RUN steps use the host's network as it is
+            *("--isolation", "chroot", "--pull-never", "--layers", "--force-rm", "--tag", tag),
+            *("--iidfile", identity.name),
+            *passed,
+            *("--file", str(dockerfile), str(context)),
+        )
+        built = identity.read().strip().removeprefix("sha256:")[:12]
+    archive = folder / f"{_short(tag)}-{built}.tar"
+    if not archive.exists():
+        scratch = folder / f".{archive.name}.{os.getpid()}"
+        _buildah("push", "-q", "--disable-compression", tag, f"oci-archive:{scratch}:{tag}")
+        scratch.rename(archive)
+        for older in folder.glob(f"{_short(tag)}-{'?' * 12}.tar"):
+            if older != archive:
+                older.unlink(missing_ok=True)
     return archive
 
 
@@ -138,10 +145,19 @@ def _folder() -> Path:
     return folder
 
 
+def _pull(archive: Path) -> None:
+    """Gives buildah's store the base, unless it is the one that it has."""
+    pulled = tools.cache() / "buildah" / "base"
+    if not pulled.exists() or pulled.read_text() != archive.name:
+        _buildah("pull", "-q", f"oci-archive:{archive}")
+        pulled.write_text(archive.name)
+
+
 def _buildah(*arguments: str) -> None:
     store = tools.cache() / "buildah"
     driver = os.environ.get("STORAGE_DRIVER", "overlay")
-    command = [needs.command("buildah"), "--storage-driver", driver]
+    # In a mount namespace: buildah keeps its store mounted onto itself.
+    command = [needs.command("unshare"), "--mount", needs.command("buildah"), "--storage-driver", driver]
     command += ["--root", str(store / "root"), "--runroot", str(store / "run"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
