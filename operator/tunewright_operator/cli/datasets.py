@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -11,9 +12,10 @@ from typing import Any
 import click
 
 from tunewright_operator.plan import Plan
+from tunewright_operator.plan.volumes import CLAIMS
 from tunewright_workloads.contract import exits
 from tunewright_workloads.contract.configs import TrainConfig
-from tunewright_workloads.contract.faults import UserError
+from tunewright_workloads.contract.faults import Fault, UserError
 
 READABLE = ("file://", "sample://")
 
@@ -32,31 +34,70 @@ def check(made: list[tuple[Any, Plan]]) -> None:
                 if found:
                     errors.append(f"{where}: {found}")
     if errors:
-        raise UserError("\n".join(errors))
+        raise UserError([Fault(error, "") for error in errors], title="Datasets that cannot be trained on")
 
 
 def _one(config: TrainConfig, where: str) -> str | None:
     """The message about a dataset that cannot be trained on, or None."""
-    files = [*config.dataset.train, *config.dataset.validation]
-    away = [uri for uri in files if not uri.startswith(READABLE) or uri.startswith("file:///mnt/claims/")]
-    if not config.model.source.startswith(READABLE) or config.model.source.startswith("file:///mnt/claims/"):
-        away.append(f"{config.model.source} (the tokenizer)")
+    data, model = config.dataset, config.model
+    away = [uri for uri in (*data.train, *data.validation) if not _here(uri)]
+    if not _here(model.source):
+        away.append(f"{model.source} (for its tokenizer)")
     if away:
         click.echo(f"{where}: dataset not checked: {', '.join(away)} cannot be read from here", err=True)
         return None
     with tempfile.TemporaryDirectory(prefix="tunewright-plan-") as scratch:
-        path = Path(scratch) / "train.json"
-        path.write_text(config.model_copy(update={"work": scratch}).text(), encoding="utf-8")
         done = subprocess.run(
-            [sys.executable, "-m", "tunewright_workloads.data", "--config", str(path)],
+            [sys.executable, "-m", "tunewright_workloads.data", *arguments(config, Path(scratch))],
             capture_output=True,
             text=True,
         )
     if done.returncode == exits.DONE:
-        for line in done.stdout.strip().splitlines():
-            click.echo(f"{where}: {line}", err=True)
+        click.echo(f"{where}: dataset: {_summary(json.loads(done.stdout))}", err=True)
         return None
-    said = done.stderr.strip() or done.stdout.strip()
     if done.returncode == exits.BAD_INPUT:
-        return said
-    raise RuntimeError(f"the dataset check ended with exit code {done.returncode}:\n{said}")
+        return done.stderr.strip() or done.stdout.strip()
+    raise RuntimeError(f"the dataset check ended with exit code {done.returncode}:\n{done.stderr.strip()}")
+
+
+def _here(uri: str) -> bool:
+    return uri.startswith(READABLE) and not uri.startswith(f"file://{CLAIMS}/")
+
+
+def arguments(config: TrainConfig, work: Path) -> list[str]:
+    """The command line of the dataset check that reads what training would read."""
+    data, schedule, source = config.dataset, config.training, config.model.source
+    found = [*data.train, "--json", "--work", str(work)]
+    if source.startswith("file://"):
+        found += ["--tokenizer", source.removeprefix("file://")]
+    else:
+        found += ["--model", config.model.name]
+    found += ["--format", data.format, "--max-length", str(data.max_length), "--overlong", data.overlong]
+    found += [
+        "--loss-on",
+        data.loss_on,
+        "--batch",
+        str(schedule.global_batch_size),
+        "--seed",
+        str(schedule.seed),
+    ]
+    found += ["--steps", str(schedule.steps)] if schedule.steps else ["--epochs", str(schedule.epochs)]
+    if not data.packing:
+        found.append("--no-packing")
+    if data.validation:
+        found += ["--validation", *data.validation]
+    return found
+
+
+def _summary(report: dict[str, Any]) -> str:
+    """One line of the report, and its notes."""
+    rows, steps = report["rows"], report["steps"]
+    dropped = sum(rows["dropped"].values())
+    text = (
+        f"{rows['kept']} rows"
+        + (f" ({dropped} dropped)" if dropped else "")
+        + f", {report['tokens']} tokens, "
+        f"{report['trainedTokens']} trained on, longest {report['lengths']['max']}; "
+        f"{steps['total']} steps, {steps['epochs']:g} epochs"
+    )
+    return "; ".join([text, *map(str, report.get("notes", []))])

@@ -65,7 +65,7 @@ def run(
             before = None
             if compare_base and question:
                 before = _ask_base(runner, served[0], jobs, question, max_tokens)
-                click.echo(f"Question: {question}\nBase model: {before}")
+                click.echo(f"Question: {question}\nBase model: {_short(before)}")
             for plan in jobs:
                 runner.job(plan, fresh=fresh)
                 shown.note(f"{plan.name}: the model is at {runner.path(plan.output)}")
@@ -171,6 +171,12 @@ def _serve(runner: Runner, served: list[Plan], host: str, port: int | None) -> N
             click.echo(f"{plan.name} is served at {one.url}/v1 (model {one.model})\n\n{curl(one)}\n")
         click.echo("Ctrl-C ends it.", err=True)
         Serving.wait_all(up)
+
+
+def _short(text: str) -> str:
+    """An untrained model never stops: its beginning says enough."""
+    text = " ".join(text.split())
+    return text if len(text) <= 160 else f"{text[:159]}…"
 
 
 def _write(path: Path, question: str, before: str | None, after: str) -> None:
