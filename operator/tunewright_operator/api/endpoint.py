@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 
@@ -52,6 +53,14 @@ class ServedModel(Section):
             "has(self.fineTuneJobRef) != has(self.uri)",
             fields=("", "fineTuneJobRef", "uri"),
             fix="Write fineTuneJobRef: {name: ...} or uri: gs://bucket/model",
+        ),
+        Rule(
+            "served-revision",
+            "is of an hf:// uri alone",
+            lambda m: m.revision == "main" or (m.uri or "").startswith("hf://"),
+            "self.revision == 'main' || (has(self.uri) && self.uri.startsWith('hf://'))",
+            fields=("revision", "uri"),
+            fix="Remove it; other places keep one version",
         ),
     )
 
@@ -185,6 +194,18 @@ class Benchmark(Section):
     warmup: Int = Field(10, ge=0, le=10_000, description="Requests before it that do not count.")
 
 
+def _vllm_only(field: str, given: Callable[[Engine], bool], cel: str) -> Rule:
+    return Rule(
+        f"vllm-{field}",
+        "is vLLM's, and the engine here is jax",
+        lambda s: not given(s.engine) or not s.small,
+        f"!({cel}) || self.engine.name == 'vllm'"
+        " || (self.engine.name == 'auto' && self.accelerator.type != 'cpu')",
+        fields=(f"engine.{field}", "engine.name", "accelerator.type"),
+        fix="Set engine.name: vllm, or remove it",
+    )
+
+
 class ServeEndpointSpec(Section):
     """What is wanted."""
 
@@ -225,14 +246,14 @@ class ServeEndpointSpec(Section):
             fields=("engine.name", "accelerator.type"),
             fix="Leave engine.name out",
         ),
-        Rule(
-            "engine-arguments",
-            "are vLLM's, and the engine here is jax",
-            lambda s: not s.engine.extra_args or not s.small,
-            "self.engine.extraArgs.size() == 0 || self.engine.name == 'vllm'"
-            " || (self.engine.name == 'auto' && self.accelerator.type != 'cpu')",
-            fields=("engine.extraArgs", "engine.name", "accelerator.type"),
-            fix="Set engine.name: vllm, or remove them",
+        _vllm_only("extraArgs", lambda e: bool(e.extra_args), "self.engine.extraArgs.size() > 0"),
+        _vllm_only(
+            "maxBatchedTokens",
+            lambda e: e.max_batched_tokens is not None,
+            "has(self.engine.maxBatchedTokens)",
+        ),
+        _vllm_only(
+            "kvCacheDtype", lambda e: e.kv_cache_dtype != "auto", "self.engine.kvCacheDtype != 'auto'"
         ),
     )
 
@@ -258,7 +279,7 @@ class Serving(Record):
     """The model that answers, and what it is made of."""
 
     name: str | None = Field(None, max_length=128, description="The `model` that clients send.")
-    uri: str | None = Field(None, max_length=1024, description="Where it was loaded from.")
+    uri: str | None = Field(None, max_length=2048, description="Where it was loaded from.")
     digest: str | None = Field(None, max_length=128, description="sha256 of the model's manifest.")
     job: str | None = Field(None, max_length=253, description="The FineTuneJob that made it.")
     base: str | None = Field(None, max_length=1024, description="Source of the base model.")
@@ -314,7 +335,7 @@ class ServeEndpointStatus(Record):
         description="Ready, and why not.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    url: str | None = Field(None, max_length=1024, description="Base URL of the OpenAI API in the cluster.")
+    url: str | None = Field(None, max_length=2048, description="Base URL of the OpenAI API in the cluster.")
     replicas: int = Field(0, ge=0, description="Pods that exist.")
     ready_replicas: int = Field(0, ge=0, description="Pods that answer.")
     selector: str | None = Field(

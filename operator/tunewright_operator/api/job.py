@@ -12,7 +12,7 @@ from tunewright_operator.api.conditions import Condition
 from tunewright_operator.api.hardware import TrainAccelerator
 from tunewright_operator.api.metadata import GROUP_VERSION, Metadata, name_rules
 from tunewright_operator.api.pods import PodTemplate, TokenRef
-from tunewright_operator.api.rules import Rule, Transition, mapped
+from tunewright_operator.api.rules import Rule, Transition, listed, mapped
 from tunewright_operator.api.transitions import immutable, raised
 from tunewright_operator.api.values import Duration, Int, Name, ReadUri, Revision, WriteUri, seconds
 from tunewright_workloads.contract import meshes
@@ -22,6 +22,7 @@ from tunewright_workloads.contract.models import CUSTOM, MODELS, ModelSpec
 ModelName = Literal["gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-e4b", "gemma-4-e2b", "gemma-4-tiny", "custom"]
 assert set(get_args(ModelName)) == {*MODELS, CUSTOM}  # the API cannot know fewer models than the catalog
 
+_HUB = [m.name for m in MODELS.values() if m.source.startswith("hf://")]
 _CONTEXT = {m.name: m.max_context for m in MODELS.values()}
 _LONGEST = max(_CONTEXT.values())
 
@@ -63,6 +64,15 @@ class Model(Section):
             fields=("source", "name"),
             fix="Say where the checkpoint is, for example gs://bucket/model",
         ),
+        Rule(
+            "revision-hub",
+            "is of an hf:// source alone",
+            lambda m: m.revision == "main" or m.uri.startswith("hf://"),
+            "self.revision == 'main' || (has(self.source) ? self.source.startsWith('hf://')"
+            f" : self.name in {listed(_HUB)})",
+            fields=("revision", "source", "name"),
+            fix="Remove it; other places keep one version",
+        ),
         *(_untrainable(m) for m in MODELS.values() if not m.trainable),
     )
 
@@ -73,8 +83,8 @@ class Model(Section):
 
     @property
     def uri(self) -> str:
-        """Where the base checkpoint is."""
-        return self.source or MODELS[self.name].source
+        """Where the base checkpoint is; empty for custom without a source, which is a fault."""
+        return self.source or (MODELS[self.name].source if self.name in MODELS else "")
 
 
 class Dataset(Section):
@@ -555,7 +565,7 @@ class CheckpointStatus(Record):
 class Artifact(Record):
     """Something that was published."""
 
-    uri: str = Field(max_length=1024, description="Where it is.")
+    uri: str = Field(max_length=2048, description="Where it is.")
     digest: str | None = Field(None, max_length=128, description="sha256 over its content.")
 
 

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 
 from tunewright_operator.api.rules import Rule, Rules, pattern
 from tunewright_workloads.contract import uris
-from tunewright_workloads.contract.faults import UserError
+from tunewright_workloads.contract.faults import nearest
 
 
 def _whole(value: Any) -> Any:
@@ -163,7 +163,7 @@ def _uri_rules(schemes: tuple[str, ...], what: str, *, writable: bool) -> tuple[
             f"must be a URI to {what}: {forms}",
             lambda v: starts.match(v) is not None,
             f"self.matches(r'^({alternatives})://')",
-            hint=_scheme_hint(schemes),
+            hint=_scheme_hint,
         ),
         Rule(f"{kind}-gs", f"needs a bucket{below}", gs, gs_cel, fix="Write gs://bucket/path"),
         Rule(
@@ -173,7 +173,13 @@ def _uri_rules(schemes: tuple[str, ...], what: str, *, writable: bool) -> tuple[
             pvc_cel,
             fix="Write pvc://claim/path",
         ),
-        Rule(f"{kind}-file", "needs an absolute path", file, file_cel, fix="Write file:///absolute/path"),
+        Rule(
+            f"{kind}-file",
+            "needs an absolute path",
+            file,
+            file_cel,
+            fix="Write file:///absolute/path; only `tunewright run` takes file://./relative",
+        ),
     )
     if writable:
         return (*rules, characters)
@@ -187,15 +193,17 @@ def _uri_rules(schemes: tuple[str, ...], what: str, *, writable: bool) -> tuple[
     )
 
 
-def _scheme_hint(schemes: tuple[str, ...]) -> Callable[[str], str | None]:
-    def hint(value: str) -> str | None:
-        try:
-            uris.parse(value, writable=schemes == uris.WRITABLE)
-        except UserError as error:
-            return error.faults[0].fix
-        return None
-
-    return hint
+def _scheme_hint(value: str) -> str | None:
+    scheme, found, _ = value.partition("://")
+    if found:
+        near = nearest(scheme, uris.SCHEMES)
+        return f"Did you mean {near}://?" if near and near != scheme else None
+    if value.startswith(("/", ".", "~")) or "/" in value or value.endswith((".jsonl", ".json", ".parquet")):
+        path = value if value.startswith("/") else "./" + value.removeprefix("./")
+        return (
+            f"A file of this machine is file://{path}, for `tunewright run`; a cluster needs gs:// or pvc://"
+        )
+    return None
 
 
 ReadUri = Annotated[
