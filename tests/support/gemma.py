@@ -61,3 +61,54 @@ def reference_logits(directory: Path, ids: np.ndarray) -> np.ndarray:
 
     with torch.no_grad():
         return reference(directory)(input_ids=torch.tensor(ids, dtype=torch.long)).logits.numpy()
+
+
+def packed(rows: int, length: int, seed: int = 0, longest: int = 50) -> dict[str, np.ndarray]:
+    """Rows of several examples with padding at the end, [B, T] each, as the trainer packs them."""
+    draw = np.random.default_rng(seed)
+    arrays = {
+        name: np.zeros((rows, length), np.int32) for name in ("tokens", "targets", "segments", "positions")
+    }
+    arrays["weights"] = np.zeros((rows, length), np.float32)
+    for row in range(rows):
+        at, segment = 0, 0
+        while (size := int(draw.integers(5, longest))) + at <= length:
+            segment += 1
+            here = slice(at, at + size)
+            ids = np.concatenate([[2], draw.integers(24, 1024, size)])
+            arrays["tokens"][row, here], arrays["targets"][row, here] = ids[:-1], ids[1:]
+            arrays["segments"][row, here] = segment
+            arrays["positions"][row, here] = np.arange(size)
+            arrays["weights"][row, here] = draw.random(size) < 0.6
+            at += size
+    return arrays
+
+
+def plain_loss(model: Any, batch: Any, compute_dtype: Any = "float32") -> Any:
+    """A function of the adapter's tree: the summed loss by Tunix's modules, full mask and full logits."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+
+    graph, own, rest = nnx.split(model, nnx.LoRAParam, ...)
+    segments = jnp.asarray(batch["segments"])
+    T = segments.shape[-1]
+    mask = jnp.tril(jnp.ones((T, T), bool)) & (segments[:, :, None] == segments[:, None, :])
+
+    def total(tree: Any) -> Any:
+        flat = []
+        for path, variable in nnx.to_flat_state(own):
+            value = tree
+            for part in path:
+                value = value[str(part)]
+            flat.append((path, variable.replace(value.astype(compute_dtype))))
+        out, _ = nnx.merge(graph, nnx.from_flat_state(flat), rest)(
+            jnp.asarray(batch["tokens"]), jnp.asarray(batch["positions"]), None, mask
+        )
+        each = optax.softmax_cross_entropy_with_integer_labels(
+            out.astype(jnp.float32), jnp.asarray(batch["targets"])
+        )
+        return jnp.sum(each * batch["weights"])
+
+    return jax.jit(jax.value_and_grad(total))

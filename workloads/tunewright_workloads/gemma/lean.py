@@ -23,7 +23,7 @@ class _Lazy(types.ModuleType):
         spec = self.__spec__
         if name.startswith("__") or spec is None or spec.loader is None:
             raise AttributeError(name)
-        self.__class__ = types.ModuleType
+        self.__class__ = types.ModuleType  # type: ignore[assignment]
         spec.loader.exec_module(self)
         return getattr(self, name)
 
