@@ -17,7 +17,6 @@ from typing import Any
 from tunewright_workloads.contract import configs, exits
 from tunewright_workloads.contract.configs import MergeConfig
 from tunewright_workloads.contract.faults import Fault, UserError, show
-from tunewright_workloads.storage.faults import StorageError
 
 _DTYPES = ("bfloat16", "float16", "float32", "keep")
 
@@ -94,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         except UserError as error:
             print(error.text(), file=sys.stderr)
             return exits.BAD_INPUT
-        except StorageError as error:
+        except OSError as error:  # a StorageError, a full disk: later it may work
             print(error, file=sys.stderr)
             return exits.RETRY
     print(

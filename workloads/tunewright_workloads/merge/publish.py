@@ -301,6 +301,7 @@ def _shards(
     progress.total = inputs.layout.tensors
     progress.say(f"{len(inputs.layout.shards) - len(todo)} of {len(inputs.layout.shards)} shards were there")
     staging = store.staging(Path(config.work))
+    _room(store, staging, todo)
     waiting: deque[Future[None]] = deque()
     wanted = [s.files for s in todo]
     relaid = any(s.whole is None for s in inputs.layout.shards)
@@ -333,6 +334,17 @@ def _shards(
     if merged != len(inputs.adapter.changes):
         raise RuntimeError(f"{len(inputs.adapter.changes)} weights were to be changed, {merged} were")
     return weights
+
+
+def _room(store: Store, staging: Path, todo: list[Shard]) -> None:
+    """Raises StorageError when what is to be written does not fit on the disk."""
+    sizes = sorted((s.size for s in todo), reverse=True)
+    # A bucket's shards are removed once they are uploaded; two uploads and one merge are under way.
+    need = sum(sizes if store.uri.scheme == "file" else sizes[:4])
+    free = shutil.disk_usage(staging).free
+    if need > free:
+        told = f"{need / 1e6:.0f} MB are to be written and {free / 1e6:.0f} MB are free"
+        raise storage.StorageError(f"{staging}: {told}")
 
 
 def _versions() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -16,6 +17,7 @@ from tunewright_workloads.contract.faults import Fault, UserError, show
 from tunewright_workloads.contract.lineage import FileDigest
 from tunewright_workloads.contract.uris import Uri
 from tunewright_workloads.storage import digests
+from tunewright_workloads.storage.faults import StorageError
 from tunewright_workloads.storage.store import Entry, Finished
 
 STATE = ".tunewright"
@@ -71,19 +73,19 @@ class FileStore:
                 self._record(tag, name, digest, note)
             target.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(source, bytes):
-                write(target, source)
+                write(target, source, self._hidden(target))
             elif source.stat().st_dev == target.parent.stat().st_dev:
                 sync(source)
                 source.replace(target)
                 sync(target.parent)
             else:
-                copy(source, target)
+                copy(source, target, self._hidden(target))
                 source.unlink()
-        except PermissionError as error:
-            raise denied(self.uri, error) from None
+        except OSError as error:
+            raise unusable(self.uri, error) from None
 
     def publish(self, name: str, data: bytes) -> None:
-        write(self.root / name, data)
+        write(self.root / name, data, self._hidden(self.root / name))
 
     def finished(self, tag: str) -> dict[str, Finished]:
         found = {}
@@ -115,8 +117,8 @@ class FileStore:
         path = self.root / STATE / "lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-        except PermissionError as error:
-            raise denied(self.uri, error) from None
+        except OSError as error:
+            raise unusable(self.uri, error) from None
         file = _lock(path, self.uri)
         try:
             yield
@@ -134,6 +136,11 @@ class FileStore:
         for old in path.iterdir():
             old.unlink()
         return path
+
+    def _hidden(self, target: Path) -> Path | None:
+        """Inside a claim temporary files lie in the state directory: what a kill leaves is no stranger."""
+        state = self.root / STATE
+        return state / temporary(target).name if state.is_dir() else None
 
     def _journal(self, tag: str) -> dict[str, Finished]:
         path, found = self.root / STATE / f"{tag}.jsonl", {}
@@ -201,9 +208,12 @@ def temporary(target: Path) -> Path:
     return target.with_name(f".{target.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
 
 
-def write(target: Path, data: bytes) -> None:
-    """Replaces `target` with `data`, atomically and on the disk before the name is."""
-    hidden = temporary(target)
+def write(target: Path, data: bytes, hidden: Path | None = None) -> None:
+    """Replaces `target` with `data`, atomically and on the disk before the name is.
+
+    hidden: name of the temporary file; default: one beside the target.
+    """
+    hidden = hidden or temporary(target)
     try:
         with hidden.open("wb") as file:
             file.write(data)
@@ -215,10 +225,10 @@ def write(target: Path, data: bytes) -> None:
         hidden.unlink(missing_ok=True)
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copies a file with a small buffer, atomically."""
+def copy(source: Path, target: Path, hidden: Path | None = None) -> None:
+    """Copies a file with a small buffer, atomically. hidden: see `write`."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    hidden = temporary(target)
+    hidden = hidden or temporary(target)
     try:
         with source.open("rb") as read, hidden.open("wb") as file:
             shutil.copyfileobj(read, file, _BUFFER)
@@ -239,13 +249,23 @@ def sync(path: Path) -> None:
         os.close(number)
 
 
-def denied(uri: Uri, error: PermissionError) -> UserError:
-    """A UserError for a path that this process may not use."""
-    return UserError(
-        Fault(
-            str(uri),
-            f"user {os.getuid()} has no permission here",
-            show(str(error.filename)) if error.filename else None,
-            "Change the owner or the mode, or mount the volume with fsGroup.",
-        )
-    )
+_USERS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+}
+
+
+def unusable(uri: Uri, error: OSError) -> Exception:
+    """What to raise for a path that cannot be written: the user's to change, or the machine's."""
+    if isinstance(error, StorageError) or error.errno not in _USERS:
+        return error if isinstance(error, StorageError) else StorageError(f"{uri}: {error.strerror or error}")
+    fix = "Choose another place."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        fix = "Change the owner or the mode, or mount the volume with fsGroup."
+    rule = f"cannot be written by user {os.getuid()}: {error.strerror}"
+    return UserError(Fault(str(uri), rule, show(str(error.filename)) if error.filename else None, fix))
