@@ -113,6 +113,12 @@ def word(text: str | None) -> str | None:
     return f'Write "{text}" in quotes'
 
 
+def printable(text: str) -> str:
+    """A user's key as it can stand in a message of one line."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return shown if len(shown) <= 200 else shown[:199] + "…"
+
+
 def read(text: str, place: str) -> list[Document]:
     """The documents of a text; empty ones are left out. Raises UserError with every fault."""
     if len(text) > _MAX_BYTES:
@@ -212,12 +218,12 @@ def _check(root: Node, place: str) -> Iterator[Fault]:
                 elif key.tag.endswith(":merge"):
                     pass
                 elif key.tag != "tag:yaml.org,2002:str":
-                    faults.append(Fault(at(key), "a key must be text", key.value, word(key.value)))
+                    faults.append(Fault(at(key), "a key must be text", show(key.value), word(key.value)))
                 elif key.value in seen:
                     faults.append(
                         Fault(
                             at(key),
-                            f"the key {key.value} stands twice",
+                            f"the key {printable(key.value)} stands twice",
                             None,
                             f"The first is in line {seen[key.value]}: keep one",
                         )

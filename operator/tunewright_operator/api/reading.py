@@ -10,6 +10,7 @@ A rule that reads a part that was cut out is not asked.
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from tunewright_operator.api import documents
 from tunewright_operator.api.base import Resource, choices, judge, model_in, sections
+from tunewright_operator.api.documents import printable
 from tunewright_operator.api.endpoint import ServeEndpoint
 from tunewright_operator.api.job import FineTuneJob
 from tunewright_operator.api.metadata import GROUP, GROUP_VERSION
@@ -124,7 +126,7 @@ def _read(
         return
     if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(_unknown_kind(prefix, data))
-    prefix = f"{called}: {kind}/{label if isinstance(label, str) and label else index + 1}: "
+    prefix = f"{called}: {kind}/{label if _is_label(label) else index + 1}: "
     if version != GROUP_VERSION:
         fix = f"Write apiVersion: {GROUP_VERSION}"
         if isinstance(version, str) and version.startswith(f"{GROUP}/"):
@@ -140,6 +142,10 @@ def _read(
             Fault(prefix.rstrip(": "), "stands twice", None, "Give each resource a name of its own")
         )
     found.append(resource)
+
+
+def _is_label(label: Any) -> bool:
+    return isinstance(label, str) and re.fullmatch(r"[\w.-]{1,253}", label) is not None
 
 
 def _identity(resource: FineTuneJob | ServeEndpoint) -> tuple[str | None, str]:
@@ -373,7 +379,7 @@ def _type_faults(
     faults: list[Fault] = []
     for error in _merged(errors):
         at: Loc = error["loc"]
-        place = prefix + path_of(at)
+        place = prefix + printable(path_of(at))
         cause = error.get("ctx", {}).get("error")
         context = error.get("ctx", {})
         value = error["input"]

@@ -31,6 +31,8 @@ BROKEN = [
     ("a control character", "a: \x01\n", "f.yaml", "is not text in UTF-8"),
     ("a merge of what is no mapping", "a:\n  <<: 1\n", "f.yaml:2:7", "is not YAML"),
     ("a hundred and one levels", "[" * 120 + "]" * 120, "f.yaml:1:102", "is nested too deeply"),
+    ("five thousand levels", "[" * 5000, "f.yaml", "cannot be read"),
+    ("a number of five thousand digits", "a: " + "9" * 5000, "f.yaml", "cannot be read"),
     ("a second document that is broken", "a: 1\n---\nb: [\n", "f.yaml:4:1", "is not YAML"),
     ("more than a resource may hold", "a: " + "x" * 1_100_000, "f.yaml", "is too large"),
     (

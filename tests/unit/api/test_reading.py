@@ -79,6 +79,8 @@ ONE_FAULT = [
     ("a section that is a list", job().set("training", []).text(), "spec.training: must be a mapping (got []). With steps, epochs, "),
     ("names of Python", job().set("output.merge_it", True).text(), "spec.output.merge_it: is not a field. Did you mean merge?"),
     ("quantities that are lists", job().set("podTemplate.resources.requests.cpu", []).text(), "spec.podTemplate.resources.requests.cpu: must be text or a whole number (got [])"),
+    ("a key of two lines", job().text() + '  podTemplate: {labels: {"a\\nb": 1}}\n', "spec.podTemplate.labels.a\\nb: must be text"),
+    ("a name of two lines", json.dumps({**JOB, "metadata": {"name": "a\nb"}}), "f.yaml: FineTuneJob/1: metadata.name: must be lower-case"),
     ("a job that does not merge for an endpoint", f"{job().set('output.merge', False).text()}---\n{endpoint().text()}", "ServeEndpoint/support-bot: spec.model.fineTuneJobRef.name: must be a job that merges"),
 ]  # fmt: skip
 
