@@ -22,6 +22,7 @@ import yaml
 from . import build
 from .api import Object
 from .control import ControlPlane
+from .helm import helm
 from .process import Process, free_ports, plain_environment, wait_for
 
 # What a manager outside the cluster has no use for: its pod, the addresses of that pod, and its secrets.
@@ -115,21 +116,13 @@ def _rendered(name: str, namespace: str, config: Object, folder: Path) -> list[O
         yaml.safe_dump({"managerConfig": {"controllerManagerConfigYaml": yaml.safe_dump(config)}})
     )
     chart = build.folder(name) / "chart"
-    command: list[str | Path] = [
-        build.binary("helm"),
-        *("template", name, chart, f"--namespace={namespace}"),
-        *("--include-crds", f"--values={values}"),
-    ]
-    homes = {f"HELM_{kind}_HOME": str(folder / "helm") for kind in ("CACHE", "CONFIG", "DATA")}
-    done = subprocess.run(
-        command, env=plain_environment(**homes), capture_output=True, text=True, check=False
+    printed = helm(
+        "template", name, chart, f"--namespace={namespace}", "--include-crds", f"--values={values}"
     )
-    if done.returncode:
-        raise RuntimeError(f"helm could not render the chart of {name}: {done.stderr.strip()}")
     loader = getattr(
         yaml, "CSafeLoader", yaml.SafeLoader
     )  # the CRDs are megabytes: libyaml where there is one
-    return [one for one in yaml.load_all(done.stdout, Loader=loader) if one]
+    return [one for one in yaml.load_all(printed, Loader=loader) if one]
 
 
 def _without_pod(found: Object, hook: int, ca: Path) -> Object:

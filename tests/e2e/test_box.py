@@ -6,8 +6,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.cluster.api import ApiError, Object
-from tests.e2e.box import host, images, layout
+from tests.cluster.api import ApiError, Object, condition
+from tests.e2e.box import addons, host, images, layout
 
 NAMES = """
 import socket, sys, time
@@ -171,6 +171,52 @@ def test_an_image_of_our_own_dockerfile_runs(box: host.Box, pods: Pods, tmp_path
     wanted["spec"]["containers"][0]["image"] = "localhost/selftest:1"
     del wanted["spec"]["containers"][0]["command"]
     assert pods.run(wanted) == (0, "built here\n")
+
+
+MEET = """
+import os, socket, time
+first = os.environ["FIRST"]
+if os.environ["JOB_COMPLETION_INDEX"] == "0":
+    with socket.create_server(("", 9000)) as server:
+        peer, _ = server.accept()
+        print("met", peer.recv(99).decode())
+else:
+    while True:
+        try:
+            peer = socket.create_connection((first, 9000), 5)
+            break
+        except OSError:
+            time.sleep(0.2)
+    peer.sendall(b"the second host")
+"""
+
+
+def test_the_pods_of_a_jobset_meet_by_name(box: host.Box, pods: Pods) -> None:
+    addons.jobset(box)
+    template = pod("host", "python", "-c", MEET, env=[{"name": "FIRST", "value": "slice-hosts-0-0.slice"}])
+    spec = {
+        "parallelism": 2,
+        "completions": 2,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "template": {"spec": template["spec"]},
+    }
+    path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{pods.namespace}/jobsets"
+    box.request(
+        "POST",
+        path,
+        {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": "slice"},
+            "spec": {"replicatedJobs": [{"name": "hosts", "replicas": 1, "template": {"spec": spec}}]},
+        },
+    )
+    box.wait_for(
+        lambda: condition(box.request("GET", f"{path}/slice"), "Completed") is not None, "the JobSet's end"
+    )
+    first = box.items(pods.path, labelSelector="batch.kubernetes.io/job-completion-index=0")[0]
+    assert box.kubectl("logs", "-n", pods.namespace, first["metadata"]["name"]) == "met the second host\n"
 
 
 def test_components_can_be_reached_from_within(box: host.Box) -> None:

@@ -18,6 +18,7 @@ from typing import Self
 
 from tests.cluster import build, kubeconfig, pki
 from tests.cluster.api import Access, ApiError, Cluster, condition
+from tests.cluster.helm import helm
 from tests.cluster.process import plain_environment, wait_for
 
 from . import config, images, layout, needs
@@ -62,6 +63,10 @@ class Box(Cluster):
         if done.returncode:
             raise RuntimeError(f"`{' '.join(map(str, command))}` failed in the box: {done.stderr.strip()}")
         return done.stdout
+
+    def helm(self, *arguments: str | Path) -> str:
+        """Runs helm against the box and returns what it printed."""
+        return helm(*arguments, kubeconfig=self.kubeconfig)
 
     def pid(self, component: str) -> int:
         """The process id of a component, as the box's own namespace counts: for `inside("kill", ...)`."""

@@ -31,14 +31,18 @@ def pause() -> Path:
     return static(tools.binary("pause"), config.PAUSE)
 
 
-def static(binary: Path, tag: str) -> Path:
-    """The archive of an image with nothing but one static executable of our tools, run as nobody special."""
+def static(binary: Path, tag: str, name: str = "") -> Path:
+    """The archive of an image with nothing but one static executable of our tools, run as nobody special.
+
+    It is found as /NAME in the image, its own name unless told otherwise.
+    """
+    name = name or binary.name
 
     def make(scratch: Path, archive: Path) -> None:
         root = scratch / "root"
         root.mkdir()
-        shutil.copy(binary, root / binary.name)
-        oci.pack(root, tag, archive, entrypoint=[f"/{binary.name}"], user=f"{NONROOT}:{NONROOT}")
+        shutil.copy(binary, root / name)
+        oci.pack(root, tag, archive, entrypoint=[f"/{name}"], user=f"{NONROOT}:{NONROOT}")
 
     return _cached(f"{binary.parent.name}-{_short(tag)}", make)
 
