@@ -397,3 +397,11 @@ def test_crds_are_printed_or_written(tmp_path, capsys):
     assert {o["spec"]["names"]["kind"] for o in printed} == {"FineTuneJob", "ServeEndpoint"}
     assert main(["crds", "--output", str(tmp_path)]) == 0
     assert len(list(tmp_path.glob("*.yaml"))) == 2
+
+
+def test_crds_are_checked_against_a_folder(tmp_path, capsys):
+    assert main(["crds", "--check", str(tmp_path)]) == 1
+    assert "finetunejobs.yaml is stale" in capsys.readouterr().err
+    assert main(["crds", "--output", str(tmp_path)]) == 0
+    assert main(["crds", "--check", str(tmp_path)]) == 0
+    assert main(["crds", "--check", str(tmp_path), "--output", str(tmp_path)]) == 2
