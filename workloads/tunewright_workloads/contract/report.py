@@ -89,7 +89,9 @@ class TimeRecord(_Record):
     checkpoint: float = 0.0
     evaluation: float = 0.0
     step_median: float
-    cache: Literal["cold", "warm", "unknown"] = "unknown"
+    cache: Literal["none", "cold", "warm", "unknown"] = Field(
+        "unknown", description="Of compiled programs; none: the program compiles nothing"
+    )
 
 
 class TrainingRecord(_Record):

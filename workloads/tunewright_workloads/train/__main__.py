@@ -79,9 +79,14 @@ def train(config: configs.TrainConfig, program: Literal["jax", "torch"] = "jax")
         return torch_run.train(run, output, Stop())
     from tunewright_workloads.train.run import Trainer
 
-    trainer = Trainer(run, output, Stop())
-    trainer.build()
-    return trainer.train()
+    stop = Stop()
+    trainer = Trainer(run, output, stop)
+    try:
+        trainer.build()
+        return trainer.train()
+    finally:
+        trainer.close()
+        stop.disarm()
 
 
 if __name__ == "__main__":
