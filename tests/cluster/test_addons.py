@@ -145,11 +145,12 @@ def test_jobset_admission_refuses_what_its_schema_cannot(jobsets: JobSets, pool:
         jobsets.create(wanted)
 
 
-def test_kueue_admits_a_second_slice_when_the_first_ends(
+def test_kueue_admits_a_second_slice_when_the_first_is_gone(
     jobsets: JobSets, pool: nodes.Pool, queue: str
 ) -> None:
-    jobsets.create(jobset(pool, seconds=3, queue=queue), name="first")
+    jobsets.create(jobset(pool, seconds=None, queue=queue), name="first")
+    jobsets.await_condition("Suspended", name="first", status="False")
     jobsets.create(jobset(pool, seconds=1, queue=queue), name="second")
     assert jobsets.await_condition("Suspended", name="second")["spec"]["suspend"] is True
-    jobsets.await_condition("Completed", name="first")
+    jobsets.cluster.request("DELETE", f"{jobsets.path}/first")
     assert jobsets.await_condition("Completed", name="second")["spec"]["suspend"] is False
