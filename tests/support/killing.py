@@ -29,6 +29,7 @@ import requests
 from tunewright_workloads import storage
 from tunewright_workloads.contract.configs import MergeConfig, load
 from tunewright_workloads.merge import publish, stream
+from tunewright_workloads.storage import cloud  # noqa: F401  # imported before the forks, which need it
 
 stream.Streamer.__init__.__defaults__ = (2, 64 << 10)  # small blocks: more points
 
