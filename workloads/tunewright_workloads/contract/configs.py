@@ -12,7 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from tunewright_workloads.contract import uris
@@ -187,7 +195,8 @@ class ServeConfig(Config):
     model: str = Field(description="URI of the merged model")
     revision: str = Field("main", description="Branch, tag or commit of an hf:// model")
     require_manifest: bool = Field(
-        True, description="False serves a directory that no merge has written, such as the base to compare with"
+        True,
+        description="False serves a directory that no merge has written, such as the base to compare with",
     )
     served_name: str
     engine: Literal["jax", "vllm"] = "jax"
@@ -212,17 +221,29 @@ class ServeConfig(Config):
 
 
 class BenchConfig(Config):
-    """Open-loop load against an OpenAI endpoint."""
+    """`python -m tunewright_workloads.bench`: open-loop load against an OpenAI endpoint."""
 
-    url: str
-    model: str
+    url: str = Field(description="Of the server, with or without /v1")
+    model: str = Field(description="Name that the server lists")
     input_tokens: int = Field(512, ge=1)
     output_tokens: int = Field(256, ge=1)
-    rates: tuple[float, ...] = Field((1.0,), description="Requests a second, one measurement each")
-    requests: int = Field(200, ge=1)
-    warmup: int = Field(10, ge=0)
-    seed: int = 42
-    output: str
+    rates: tuple[PositiveFloat, ...] = Field(
+        (1.0,), min_length=1, description="Requests a second, one measurement each"
+    )
+    requests: int = Field(200, ge=1, description="of one measurement")
+    warmup: int = Field(10, ge=0, description="Requests before the first measurement, not counted")
+    percentiles: tuple[Literal[50, 90, 99], ...] | None = Field(
+        None, description="Refused when `requests` are too few for one of them; None: those they suffice for"
+    )
+    slo_ttft_ms: float | None = Field(None, gt=0, description="To the first token, for the goodput")
+    slo_tpot_ms: float | None = Field(None, gt=0, description="A token after the first, for the goodput")
+    timeout: float = Field(600.0, gt=0, description="Seconds that one request may take")
+    seed: int = Field(42, ge=0)
+    accelerator: str = Field("cpu", description="What the server runs on, for the floor and the record")
+    topology: str | None = None
+    count: int | None = Field(None, ge=1, description="GPUs")
+    params: float | None = Field(None, gt=0, description="Parameters a token passes through, for the floor")
+    output: str = Field(description="Path or file:// URI of the report")
 
 
 C = TypeVar("C", bound=Config)

@@ -350,7 +350,7 @@ class _Chat(_Answer):
     def part(
         self, index: int, text: str, tokens: list[Sampled], at: int, finish: str | None
     ) -> dict[str, Any]:
-        delta = {"content": text} if text else {}
+        delta = {"content": text} if text or not finish else {}
         choice = {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": finish}
         return self._ids(choice, tokens)
 
@@ -486,10 +486,9 @@ async def _events(
     count: int,
     prompts: list[list[int]],
 ) -> AsyncIterator[str]:
-    """Server-sent events: a chunk a token that says something, then usage if asked, then [DONE]."""
+    """Server-sent events: a chunk a token (as vLLM does, with or without text, so that clients can
+    time them), then usage if asked, then [DONE]."""
     with_usage = answer.asked.stream_options is not None and answer.asked.stream_options.include_usage
-    says_tokens = bool(answer.asked.logprobs is not None and answer.asked.logprobs is not False)
-    says_tokens = says_tokens or bool(answer.asked.return_token_ids)
     sent, first = [0] * count, set(range(count))
 
     def event(choices: list[dict[str, Any]], **more: Any) -> str:
@@ -505,13 +504,12 @@ async def _events(
                 if opening is not None:
                     yield event([opening])
             async for index, delta in stream:
-                if delta.text or delta.finish or says_tokens:
-                    tokens = [delta.token] if delta.token is not None else []
-                    part = answer.part(index, delta.text, tokens, sent[index], delta.finish)
-                    if answer.asked.return_token_ids and index in first:
-                        first.discard(index)
-                        part["prompt_token_ids"] = prompts[index]
-                    yield event([part])
+                tokens = [delta.token] if delta.token is not None else []
+                part = answer.part(index, delta.text, tokens, sent[index], delta.finish)
+                if answer.asked.return_token_ids and index in first:
+                    first.discard(index)
+                    part["prompt_token_ids"] = prompts[index]
+                yield event([part])
                 sent[index] += len(delta.text)
         except ApiError as error:
             yield f"data: {json.dumps(error.body())}\n\n"

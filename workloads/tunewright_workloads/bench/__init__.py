@@ -1,0 +1,1 @@
+"""Load tests of an OpenAI endpoint: open-loop arrivals, latencies per token, honest percentiles."""
