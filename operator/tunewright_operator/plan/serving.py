@@ -432,6 +432,10 @@ class _Endpoint:
             rates=tuple(found.rates),
             requests=found.requests,
             warmup=found.warmup,
+            accelerator=self.spec.accelerator.type,
+            topology=self.spec.accelerator.topology,
+            count=self.spec.accelerator.count,
+            params=(self.model.params_active or self.model.params) if self.model else None,
             output=f"{WORK}/{BENCHMARK_KEY}",
         )
         labels = {**self.labels("bench"), names.REVISION: revision}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
@@ -57,6 +59,23 @@ class BenchReport(_Record):
     seed: int = 42
     slo: dict[str, float] = Field(default_factory=dict)
     points: list[RatePoint] = Field(min_length=1)
+
+    def results(self) -> list[dict[str, Any]]:
+        """One entry a rate in the shape of `status.benchmark.results`: seconds, without what is unknown."""
+        found = []
+        for p in self.points:
+            entry = {
+                "rate": p.rate,
+                "requestsPerSecond": (p.requests - p.errors) / p.seconds,
+                "outputTokensPerSecond": p.output_tokens / p.seconds,
+                "ttftP50": p.ttft.p50 / 1e3,
+                "ttftP99": None if p.ttft.p99 is None else p.ttft.p99 / 1e3,
+                "itlP50": None if p.itl is None else p.itl.p50 / 1e3,
+                "itlP99": None if p.itl is None or p.itl.p99 is None else p.itl.p99 / 1e3,
+                "failed": p.errors,
+            }
+            found.append({name: value for name, value in entry.items() if value is not None})
+        return found
 
     def peak_tokens_per_second(self) -> float:
         """The best output rate over the sweep."""
