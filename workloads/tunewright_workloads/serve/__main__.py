@@ -13,6 +13,8 @@ from tunewright_workloads.contract import exits
 from tunewright_workloads.contract.configs import ServeConfig, load
 from tunewright_workloads.contract.faults import UserError
 from tunewright_workloads.serve.verify import verify
+from tunewright_workloads.serve.vllm import VllmError
+from tunewright_workloads.storage.faults import StorageError
 
 log = logging.getLogger("tunewright.serve")
 
@@ -30,6 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(error.text(), file=sys.stderr)
         return exits.BAD_INPUT
+    except (StorageError, VllmError) as error:
+        print(error, file=sys.stderr)
+        return exits.RETRY
     return exits.DONE
 
 

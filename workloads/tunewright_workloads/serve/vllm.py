@@ -33,11 +33,15 @@ PYTHON = "TUNEWRIGHT_VLLM_PYTHON"
 """Names the interpreter that has vLLM, which cannot share an environment with Tunix."""
 
 
+class VllmError(RuntimeError):
+    """vLLM ended by itself; its own output says why."""
+
+
 def run(config: ServeConfig, *, hashes: bool = True) -> None:
     """Serves with vLLM until it ends or a signal ends it.
 
     Raises UserError for a model or setting that cannot be served, or where there is no vLLM;
-    RuntimeError when vLLM itself fails.
+    VllmError when vLLM itself fails.
     """
     python = interpreter()
     chip = accelerator(config.accelerator, "accelerator")
@@ -64,7 +68,7 @@ def run(config: ServeConfig, *, hashes: bool = True) -> None:
     log.info("starting %s", " ".join(command))
     code = _supervise(command, environment)
     if code != 0:
-        raise RuntimeError(f"vLLM ended with code {code}; its own message is above")
+        raise VllmError(f"vLLM ended with code {code}; its own message is above")
 
 
 def interpreter() -> str:
