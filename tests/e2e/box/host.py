@@ -147,8 +147,9 @@ def down() -> None:
         return
     state = _state()
     if state is not None:
-        os.kill(state["init"], signal.SIGKILL)  # with it, the kernel ends every process of its namespace
-        wait_for(lambda: _state() is None, "the end of the box's processes")
+        # The kernel ends the first process inside with the one that made it, and with that all the others.
+        os.kill(state["outer"], signal.SIGKILL)
+        wait_for(lambda: _started(state["init"]) is None, "the end of the box's processes")
         with contextlib.suppress(ChildProcessError):  # when another process than this one started it
             os.waitpid(state["outer"], 0)
     # The kernel takes a dead network namespace apart in its own time; the next box may not wait for it.
@@ -176,8 +177,9 @@ def _up(folder: Path, archives: Sequence[Path]) -> Box:
     _certificates(folder)
     _make_cgroups()
     outer = _start(folder)
+    _remember(folder, outer, outer.pid)  # at once: whatever happens next, `down` finds it
     init = _first_child(outer)
-    (folder / _STATE).write_text(json.dumps({"outer": outer.pid, "init": init, "started": _started(init)}))
+    _remember(folder, outer, init)
     _connect(init)
     box = Box(folder, init)
 
@@ -324,13 +326,18 @@ def _remove_cgroup(group: Path) -> bool:
     return True
 
 
+def _remember(folder: Path, outer: subprocess.Popen[bytes], init: int) -> None:
+    state = {"outer": outer.pid, "started": _started(outer.pid), "init": init}
+    (folder / _STATE).write_text(json.dumps(state))
+
+
 def _state() -> dict[str, int] | None:
-    """What is written about the box, if its first process is still the very one that was started."""
+    """What is written about the box, if the process that holds it is still the very one that was started."""
     try:
         state = json.loads((layout.folder() / _STATE).read_text())
     except FileNotFoundError:
         return None
-    return state if state and _started(state["init"]) == state["started"] else None
+    return state if state and _started(state["outer"]) == state["started"] else None
 
 
 def _started(pid: int) -> int | None:
