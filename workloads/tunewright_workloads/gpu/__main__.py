@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from tunewright_workloads.contract import configs, exits
 from tunewright_workloads.contract.faults import UserError
 from tunewright_workloads.gpu import launch
+from tunewright_workloads.gpu.check import check
 from tunewright_workloads.train.__main__ import main as start
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -28,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = parser.parse_args(argv).config
     if "RANK" not in os.environ:
         try:
-            count = configs.load(configs.TrainConfig, path).mesh.fsdp or 1
+            config = configs.load(configs.TrainConfig, path)
+            check(config)
+            count = config.mesh.fsdp or 1
         except UserError as error:
             print(error.text(), file=sys.stderr, flush=True)
             return exits.BAD_INPUT

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,16 +34,7 @@ def adapted(arch: Architecture, config: AdapterConfig) -> list[Projection]:
 
 
 def apply(model: nn.Module, arch: Architecture, config: AdapterConfig, seed: int) -> PeftModel:
-    """Adds the adapter in float32. Raises UserError for what this program does not do."""
-    if config.quantize_base != "none":
-        raise UserError(
-            Fault(
-                "adapter.quantizeBase",
-                "is not done by the PyTorch program",
-                config.quantize_base,
-                "Use none, or train on TPU.",
-            )
-        )
+    """Adds the adapter in float32. Raises UserError naming a projection that the model lacks."""
     chosen = adapted(arch, config)
     wanted = {name.removesuffix(".weight") for p in chosen for name in p.weights}
     matched = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and _below(n) in wanted]
@@ -53,7 +45,7 @@ def apply(model: nn.Module, arch: Architecture, config: AdapterConfig, seed: int
         model,
         LoraConfig(
             r=config.rank,
-            lora_alpha=config.alpha,  # type: ignore[arg-type]  # PEFT divides; a float is as good
+            lora_alpha=config.alpha,  # PEFT divides; a float is as good
             lora_dropout=config.dropout,
             target_modules=matched,
             bias="none",
@@ -74,8 +66,8 @@ def apply(model: nn.Module, arch: Architecture, config: AdapterConfig, seed: int
     return peft
 
 
-def lora_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """LoRA layers by Hugging Face name without prefix, `layers.0.self_attn.q_proj`."""
+def lora_modules(model: nn.Module) -> dict[str, Any]:
+    """PEFT's LoRA layers by Hugging Face name without prefix, `layers.0.self_attn.q_proj`."""
     return {_below(n): m for n, m in model.named_modules() if hasattr(m, "lora_A") and "default" in m.lora_A}
 
 
@@ -107,7 +99,7 @@ def export(state: Mapping[str, torch.Tensor], config: AdapterConfig, base: str, 
     save_file(tensors, str(directory / "adapter_model.safetensors"))
     LoraConfig(
         r=config.rank,
-        lora_alpha=config.alpha,  # type: ignore[arg-type]
+        lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=targets,
         bias="none",

@@ -16,7 +16,7 @@ IGNORED = -100
 """The label without loss, by the convention of transformers."""
 
 
-class Masks(dict):  # type: ignore[type-arg]
+class Masks(dict):
     """Attention masks by layer type, as Gemma 4 in transformers takes them: bool [B, 1, T, T].
 
     TRL counts a batch's tokens by summing its attention mask, which a mapping does not have; the

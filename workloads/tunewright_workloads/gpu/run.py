@@ -10,7 +10,6 @@ import torch
 from transformers import AutoTokenizer
 
 from tunewright_workloads.contract import exits
-from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.contract.progress import ProgressFile
 from tunewright_workloads.gpu import adapter, base, checkpoints
 from tunewright_workloads.gpu import trainer as trainers
@@ -27,15 +26,6 @@ def train(run: Run, output: outputs.Output, stop: Stop, pairs: dict[str, adapter
     pairs: the adapter to start from, instead of the seed's.
     """
     config, rank, world = run.config, int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if not output.local:
-        raise UserError(
-            Fault(
-                "output",
-                "the PyTorch program writes checkpoints to a mounted path",
-                str(output.uri),
-                "Use pvc:// or file://.",
-            )
-        )
     chief, cpu, began = rank == 0, config.mesh.accelerator == "cpu", time.monotonic()
     metrics = Metrics(output, ProgressFile(config.progress if chief else None), run.steps)
     dtype = torch.bfloat16 if config.compute_dtype == "bfloat16" else torch.float32

@@ -40,16 +40,8 @@ def rate(config: Schedule, steps: int, step: int) -> float:
 
 
 def arguments(run: Run, where: Path, world: int, cpu: bool) -> SFTConfig:
-    """TRL's settings for a run on `world` processes. Raises UserError when the batch does not divide."""
+    """TRL's settings for a run on `world` processes."""
     t, c = run.config.training, run.config
-    if run.micro % world or t.global_batch_size % run.micro:
-        raise UserError(
-            Fault(
-                "training.microBatchSize" if t.micro_batch_size else "training.globalBatchSize",
-                f"must divide the global batch of {t.global_batch_size} and be a multiple of the {world} processes",
-                str(run.micro),
-            )
-        )
     bf16 = c.compute_dtype == "bfloat16"
     return SFTConfig(
         output_dir=str(where),
@@ -86,7 +78,7 @@ def arguments(run: Run, where: Path, world: int, cpu: bool) -> SFTConfig:
     )
 
 
-class Trainer(SFTTrainer):  # type: ignore[misc]
+class Trainer(SFTTrainer):
     """SFTTrainer over the rows of a `Run`, sharded with FSDP when there are several processes."""
 
     def __init__(
@@ -124,7 +116,7 @@ class Trainer(SFTTrainer):  # type: ignore[misc]
         self.is_fsdp_enabled = True
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
-        return SequentialSampler(train_dataset if train_dataset is not None else self.train_dataset)  # type: ignore[arg-type]
+        return SequentialSampler(train_dataset if train_dataset is not None else self.train_dataset)
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
@@ -165,7 +157,7 @@ class Trainer(SFTTrainer):  # type: ignore[misc]
             checkpoints.load_random(Path(checkpoint))
 
 
-class Callback(TrainerCallback):  # type: ignore[misc]
+class Callback(TrainerCallback):
     """Records steps, commits checkpoints, and ends the run when asked."""
 
     def __init__(self, run: Run, metrics: Metrics, stop: Stop, chief: bool) -> None:
