@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.rows import assistant, build, chat, user, write
 
+from support.rows import assistant, build, chat, user, write
 from tunewright_workloads.data.batches import Batches
 from tunewright_workloads.data.dataset import Dataset
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.rows import assistant, call, chat, user, words
 
+from support.rows import assistant, call, chat, user, words
 from tunewright_workloads.contract.faults import Fault
 from tunewright_workloads.data import files, rows
 from tunewright_workloads.data.chat import Encoder, Example

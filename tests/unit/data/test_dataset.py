@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.rows import assistant, build, chat, config, environment, user, words, write
 
+from support.rows import assistant, build, chat, config, environment, user, words, write
 from tunewright_workloads.contract.faults import UserError
 from tunewright_workloads.data import __main__ as cli
 from tunewright_workloads.data import batches, dataset, report

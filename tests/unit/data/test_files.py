@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.rows import assistant, chat, user, write
 
+from support.rows import assistant, chat, user, write
 from tunewright_workloads.data import files
 
 ROW = json.dumps(chat())

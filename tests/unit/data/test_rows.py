@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.rows import assistant, call, chat, user
 
+from support.rows import assistant, call, chat, user
 from tunewright_workloads.contract.faults import Fault
 from tunewright_workloads.data import files, rows
 

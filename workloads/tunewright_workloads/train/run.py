@@ -39,6 +39,7 @@ class Trainer:
         self.config = run.config
         self.metrics = Metrics(output, ProgressFile(self.config.progress), run.steps)
         self.times = {"load": 0.0, "compile": 0.0, "checkpoint": 0.0, "evaluation": 0.0}
+        self.checkpoints = Checkpoints(output.checkpoints, self.config.checkpoint_keep)
         self._saved: int | None = None
         self._evaluate: Any = None
         self.cache = Cache()
@@ -62,7 +63,6 @@ class Trainer:
             self.optimizer = optimizers.make(config.training, run.steps)
             self.state = start(self.optimizer, self.adapter, self.mesh)
         say(f"mesh fsdp={fsdp} tp={tp}, base and compute {config.compute_dtype}, adapter float32")
-        self.checkpoints = Checkpoints(self.output.checkpoints, config.checkpoint_keep)
         self.step = self.resume()
         self.times["load"] = time.monotonic() - began
 
@@ -178,14 +178,11 @@ class Trainer:
         say(f"{self.stop.asked}: saving step {self.step}")
         self.save(wait=True)
         self.metrics.message(f"stopped by {self.stop.asked}; the checkpoint of step {self.step} is saved")
-        self.metrics.close()
-        self.checkpoints.close()
         return exits.PREEMPTED
 
     def finish(self) -> int:
         """Writes the report, which marks the run as finished."""
         self.metrics.close()
-        self.checkpoints.close()
         made = record.report(self.run, self.metrics, self.times, jax.process_count(), self.cache.state)
         if jax.process_index() == 0:
             self.output.write(outputs.REPORT, record.as_json(made))
@@ -193,6 +190,11 @@ class Trainer:
         self.metrics.message(text, done=True)
         say(text)
         return exits.DONE
+
+    def close(self) -> None:
+        """Lets go of files and threads, however the run ended."""
+        self.metrics.close()
+        self.checkpoints.close()
 
 
 def remat(config: TrainConfig) -> Literal["none", "block", "decoder"]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -19,19 +20,18 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked: str | None = None
-        self._armed = False
+        self._before: dict[signal.Signals, Any] = {}
 
     def arm(self) -> None:
         """From now on there is something to save."""
-        if not self._armed:
-            self._armed = True
-            for number in SIGNALS:
-                signal.signal(number, self._note)
+        if not self._before:
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
 
     def disarm(self) -> None:
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        self._armed = False
+        """What signals did before is in force again."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.asked is not None:
