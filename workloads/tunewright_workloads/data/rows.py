@@ -7,6 +7,7 @@ wrongly (a null as the word `None`, a JSON string as a mapping).
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -378,7 +379,7 @@ class _Reader:
                     f"{field}[{len(roles) - 1}]", f"the last message must be the assistant's, not the {roles[-1]}'s",
                     None, "Remove the messages after the last answer, or add the answer.",
                 )  # fmt: skip
-        for before, message in zip(messages, messages[1:], strict=False):
+        for before, message in itertools.pairwise(messages):
             if before["role"] == message["role"] == "assistant" and not before.get("tool_calls"):
                 self.notes.append("has two assistant messages in a row, which only some templates join")
                 break
