@@ -48,7 +48,10 @@ GOOD = {
     "a large v5p": merged(
         JOB, {"spec": {"accelerator": {"topology": "8x8x12"}, "training": {"globalBatchSize": 384}}}
     ),
-    "two GPUs": {**JOB, "spec": {**JOB["spec"], "accelerator": {"type": "h100", "count": 2}}},
+    "two GPUs": merged(
+        {**JOB, "spec": {**JOB["spec"], "accelerator": {"type": "h100", "count": 2}}},
+        {"spec": {"output": {"uri": "pvc://claim/bot"}}},
+    ),
     "two machines of v6e by choice": merged(
         JOB, {"spec": {"accelerator": {"type": "v6e", "topology": "2x4", "chipsPerHost": 4}}}
     ),

@@ -66,8 +66,8 @@ def _chips(chip: Accelerator) -> dict[str, list[int]]:
     return {t: [r.chips_per_host for r in chip.slices if r.topology == t] for t in _topologies(chip)}
 
 
-_TPU = listed([a.name for a in _tpus()])
-_GPU = listed([a.name for a in _gpus()])
+TPUS = listed([a.name for a in _tpus()])
+GPUS = listed([a.name for a in _gpus()])
 
 # v5p has no largest row: every AxBxC of ascending multiples of four up to 8,960 chips.
 _LARGE_V5P = (
@@ -154,7 +154,7 @@ def _single_host_cel() -> str:
     single = {a.name: [t for t in _topologies(a) if slice_of(a.name, t).hosts == 1] for a in _tpus()}
     largest = {t: max(c) for a in _tpus() for t, c in _chips(a).items() if len(c) > 1}
     return (
-        f"(!(self.type in {_TPU}) || !has(self.topology) || (self.topology in {mapped(single)}[self.type]"
+        f"(!(self.type in {TPUS}) || !has(self.topology) || (self.topology in {mapped(single)}[self.type]"
         f" && !(has(self.chipsPerHost) && self.topology in {mapped(largest)}"
         f" && self.chipsPerHost < {mapped(largest)}[self.topology])))"
     )
@@ -187,7 +187,7 @@ class AcceleratorBase(Section):
             "topology-required",
             "is required for TPUs",
             lambda a: ACCELERATORS[a.type].kind != "tpu" or a.topology is not None,
-            f"!(self.type in {_TPU}) || has(self.topology)",
+            f"!(self.type in {TPUS}) || has(self.topology)",
             fields=("topology", "type"),
             fix="Example: 2x4 for v5e and v6e, 2x2x1 for v5p and v7x",
             hint=lambda a: f"One of {', '.join(_topologies(ACCELERATORS[a.type]))}",
@@ -196,7 +196,7 @@ class AcceleratorBase(Section):
             "topology-refused",
             "exists only for TPUs",
             lambda a: ACCELERATORS[a.type].kind == "tpu" or a.topology is None,
-            f"self.type in {_TPU} || !has(self.topology)",
+            f"self.type in {TPUS} || !has(self.topology)",
             fields=("topology", "type"),
             fix="Remove it; GPUs are asked for by count, cpu needs neither",
         ),
@@ -204,7 +204,7 @@ class AcceleratorBase(Section):
             "count-refused",
             "exists only for GPUs",
             lambda a: ACCELERATORS[a.type].kind == "gpu" or a.count is None,
-            f"self.type in {_GPU} || !has(self.count)",
+            f"self.type in {GPUS} || !has(self.count)",
             fields=("count", "type"),
             fix="Remove it; TPUs are asked for by topology, cpu needs neither",
         ),
@@ -214,7 +214,7 @@ class AcceleratorBase(Section):
             "chips-per-host-refused",
             "exists only for TPUs",
             lambda a: ACCELERATORS[a.type].kind == "tpu" or a.chips_per_host is None,
-            f"self.type in {_TPU} || !has(self.chipsPerHost)",
+            f"self.type in {TPUS} || !has(self.chipsPerHost)",
             fields=("chipsPerHost", "type"),
             fix="Remove it",
         ),

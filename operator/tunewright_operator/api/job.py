@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from tunewright_operator.api.base import Record, Resource, Section, section
+from tunewright_operator.api.base import Record, Resource, Section, choices, section
 from tunewright_operator.api.conditions import Condition
-from tunewright_operator.api.hardware import TrainAccelerator
+from tunewright_operator.api.hardware import GPUS, TrainAccelerator
 from tunewright_operator.api.metadata import GROUP_VERSION, Metadata, name_rules
 from tunewright_operator.api.pods import PodTemplate, TokenRef
 from tunewright_operator.api.rules import Rule, Transition, listed, mapped
 from tunewright_operator.api.transitions import immutable, raised
 from tunewright_operator.api.values import Duration, Int, Name, ReadUri, Revision, WriteUri, seconds
 from tunewright_workloads.contract import meshes
-from tunewright_workloads.contract.configs import TARGETS, Target
+from tunewright_workloads.contract.configs import TARGETS, TRAINABLE_BASES, AdapterConfig, Target
 from tunewright_workloads.contract.models import CUSTOM, MODELS, ModelSpec
 
 ModelName = Literal["gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-e4b", "gemma-4-e2b", "gemma-4-tiny", "custom"]
@@ -116,7 +117,9 @@ class Dataset(Section):
         True, description="Put several rows into one of maxLength tokens; they do not see each other."
     )
     loss_on: Literal["assistant", "completion", "all"] = Field(
-        "assistant", description="The tokens that are learned: the assistant's turns, the last one, or all."
+        "assistant",
+        description="The tokens that are learned: the assistant's turns, the last one, or all. "
+        "Rows of the format text are always learned as a whole.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -136,15 +139,21 @@ class Dataset(Section):
             fields=("validation", "train"),
             fix="Hold some rows back in a file of their own",
         ),
-        Rule(
-            "text-loss",
-            "must be all for format text: such rows have no assistant turn",
-            lambda d: d.format != "text" or d.loss_on == "all",
-            "self.format != 'text' || self.lossOn == 'all'",
-            fields=("lossOn", "format"),
-            fix="Set lossOn: all",
-        ),
     )
+
+
+def _trainable_bases() -> Iterator[Rule]:
+    words = choices(AdapterConfig.model_fields["quantize_base"])
+    refused = [word for word in words if word not in TRAINABLE_BASES]
+    if refused:
+        yield Rule(
+            "quantize-base",
+            f"{' and '.join(refused)} cannot be trained yet: the pinned Tunix and Qwix fail on a quantized base",
+            lambda a: a.quantize_base not in refused,
+            f"!(self.quantizeBase in {listed(refused)})",
+            fields=("quantizeBase",),
+            fix=f"Set quantizeBase: {TRAINABLE_BASES[0]}",
+        )
 
 
 class Adapter(Section):
@@ -166,7 +175,8 @@ class Adapter(Section):
         json_schema_extra={"default": list(TARGETS), "x-kubernetes-list-type": "set"},
     )
     quantize_base: Literal["none", "int8", "nf4"] = Field(
-        "none", description="Keep the frozen base in 8 or 4 bits while training; the merge uses the original."
+        "none",
+        description="Keep the frozen base in 8 or 4 bits while training; the merge uses the original.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -178,6 +188,7 @@ class Adapter(Section):
             fields=("alpha", "rank"),
             fix="Common are rank and twice the rank",
         ),
+        *_trainable_bases(),
         Rule(
             "targets-kv",
             "k_proj and v_proj go together: Gemma 4 computes both with one projection",
@@ -350,6 +361,9 @@ class Limits(Section):
         return None if self.run_time is None else seconds(self.run_time)
 
 
+_TWO_TYPES = "mesh is a word or a mapping, and CEL cannot look into a field of two types"
+
+
 def _rows_field(spec: FineTuneJobSpec) -> str:
     return "microBatchSize" if spec.training.micro_batch_size else "globalBatchSize"
 
@@ -372,19 +386,20 @@ def _mesh_problem(spec: FineTuneJobSpec) -> str | None:
     return f"Here {found}" if found else None
 
 
-def _rows_shared(spec: FineTuneJobSpec) -> bool:
-    mesh, rows = spec.accelerator.mesh, spec.training.rows
-    if mesh.fsdp is not None:
-        return rows % mesh.fsdp == 0
-    return bool(meshes.layouts(spec.model.spec, spec.accelerator.devices, rows))
+def _layouts(spec: FineTuneJobSpec, rows: int) -> list[tuple[int, int]]:
+    """The meshes that the spec leaves open, each as (fsdp, tp) that divides `rows`."""
+    mesh, devices = spec.accelerator.mesh, spec.accelerator.devices
+    if mesh.fsdp is not None and mesh.tp is not None:
+        return [(mesh.fsdp, mesh.tp)] if rows % mesh.fsdp == 0 else []
+    if spec.accelerator.chip.kind == "gpu":
+        return [(devices, 1)] if rows % devices == 0 else []
+    return meshes.layouts(spec.model.spec, devices, rows)
 
 
 def _rows_hint(spec: FineTuneJobSpec) -> str | None:
-    """The smallest fsdp that the slice and the model allow: what the rows must be a multiple of."""
-    if spec.accelerator.mesh.fsdp is not None:
-        return f"Make {_rows_field(spec)} a multiple of {spec.accelerator.mesh.fsdp}"
+    """What the rows must be a multiple of: the smallest fsdp that slice and model allow."""
     devices = spec.accelerator.devices
-    found = meshes.layouts(spec.model.spec, devices, devices * devices)
+    found = _layouts(spec, devices * (spec.accelerator.mesh.fsdp or devices))
     if not found:
         return f"No layout of {devices} devices shards {spec.model.name}: choose a smaller slice"
     return f"Make {_rows_field(spec)} a multiple of {min(fsdp for fsdp, _ in found)}"
@@ -453,6 +468,30 @@ class FineTuneJobSpec(Section):
             fix="Set spec.output.merge to true, or remove the evaluation",
         ),
         Rule(
+            "gpu-evaluation",
+            "is measured by the JAX program, which does not run on GPUs here",
+            lambda s: s.evaluation is None or s.accelerator.chip.kind != "gpu",
+            f"!has(self.evaluation) || !(self.accelerator.type in {GPUS})",
+            fields=("evaluation", "accelerator.type"),
+            fix="Remove it: the rows of spec.dataset.validation are measured during training",
+        ),
+        Rule(
+            "gpu-output",
+            "cannot be gs:// on GPUs: the PyTorch program writes its checkpoints to a mounted path",
+            lambda s: s.accelerator.chip.kind != "gpu" or not s.output.uri.startswith("gs://"),
+            f"!(self.accelerator.type in {GPUS}) || !self.output.uri.startsWith('gs://')",
+            fields=("output.uri", "accelerator.type"),
+            fix="Write to pvc://claim/path",
+        ),
+        Rule(
+            "gpu-mesh",
+            "tp must be 1 on GPUs: FSDP alone shards there",
+            lambda s: s.accelerator.chip.kind != "gpu" or s.accelerator.mesh.tp in (None, 1),
+            fields=("accelerator.mesh", "accelerator.type"),
+            fix="Write mesh: auto",
+            offline=_TWO_TYPES,
+        ),
+        Rule(
             "flex-start-time",
             "flexStart takes the nodes back after 7 days",
             lambda s: (
@@ -473,7 +512,7 @@ class FineTuneJobSpec(Section):
             hint=lambda s: (
                 f"{s.accelerator.type} has {s.accelerator.devices} devices here; or write mesh: auto"
             ),
-            offline="mesh is a word or a mapping, and CEL cannot look into a field of two types",
+            offline=_TWO_TYPES,
         ),
         Rule(
             "mesh-model",
@@ -481,12 +520,12 @@ class FineTuneJobSpec(Section):
             _mesh_model,
             fields=("accelerator.mesh", "model.name"),
             hint=_mesh_problem,
-            offline="mesh is a word or a mapping, and CEL cannot look into a field of two types",
+            offline=_TWO_TYPES,
         ),
         Rule(
             "rows-shared",
             "the rows that are computed at a time must divide over the mesh's fsdp axis",
-            _rows_shared,
+            lambda s: bool(_layouts(s, s.training.rows)),
             fields=(
                 "training.globalBatchSize",
                 "training.microBatchSize",

@@ -25,7 +25,7 @@ from tunewright_workloads.contract.configs import (
     Schedule,
     TrainConfig,
 )
-from tunewright_workloads.contract.faults import Fault, UserError, show
+from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.contract.lineage import MANIFEST
 
 MERGED = "merged"
@@ -70,7 +70,7 @@ class _Job:
 
     def plan(self) -> Plan:
         spec = self.spec
-        faults = self.gpu_faults() if self.chip.kind == "gpu" else []
+        faults: list[Fault] = []
         stages = []
         for build in [self.train, *([self.merge] if spec.output.merge else []),
                       *([self.evaluate] if spec.evaluation else [])]:  # fmt: skip
@@ -182,25 +182,6 @@ class _Job:
             "evaluate", config, volumes, chip=self.chip, rows=self.rows, artifact=None,
             memory_gib=self.host_memory(), scratch_gib=self.size_gib() + 2, queued=True,
         )  # fmt: skip
-
-    def gpu_faults(self) -> list[Fault]:
-        """What the PyTorch program does not do."""
-        found = []
-        if self.spec.evaluation:
-            found.append(
-                Fault(
-                    "spec.evaluation",
-                    "is measured by the JAX program, which does not run on GPUs here",
-                    None,
-                    "Remove it: spec.dataset.validation is measured during training.",
-                )
-            )
-        if self.spec.accelerator.mesh.tp not in (None, 1):
-            found.append(
-                Fault("spec.accelerator.mesh.tp", "must be 1 on GPUs: FSDP alone shards there",
-                      show(self.spec.accelerator.mesh.tp), "Write mesh: auto.")
-            )  # fmt: skip
-        return found
 
     # -- parts of configurations --------------------------------------------------------------
 

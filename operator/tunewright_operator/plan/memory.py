@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tunewright_operator.api.job import FineTuneJobSpec
 from tunewright_workloads.contract import meshes
+from tunewright_workloads.contract.configs import TRAINABLE_BASES
 from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.contract.models import ModelSpec
 
@@ -97,7 +98,7 @@ def check(spec: FineTuneJobSpec) -> str | None:
         fixes.append("spec.training.remat: auto")
     if found.saved + found.work > 0.25 * found.have:
         fixes.append("a smaller spec.dataset.maxLength")
-    if spec.adapter.quantize_base == "none" and found.base > 0.4 * found.have:
+    if "int8" in TRAINABLE_BASES and spec.adapter.quantize_base == "none" and found.base > 0.4 * found.have:
         fixes.append("spec.adapter.quantizeBase: int8")
     fixes.append("a larger spec.accelerator.topology")
     raise UserError(

@@ -54,7 +54,8 @@ def test_whole_numbers_may_be_written_with_a_point_as_kubectl_takes_them() -> No
 def test_the_slice_and_its_devices(
     kind: str, topology: str | None, more: dict[str, int], hosts: int, devices: int
 ) -> None:
-    built = job().on(kind, topology, **more).set("training.globalBatchSize", 512).build().spec.accelerator
+    builder = job().on(kind, topology, **more).set("training.globalBatchSize", 512)
+    built = builder.set("output.uri", "pvc://claim/bot").build().spec.accelerator
     assert (built.slice.hosts, built.devices) == (hosts, devices)
     assert built.chip is ACCELERATORS[kind]
 

@@ -205,7 +205,11 @@ def test_tpu_pods_take_all_chips_of_their_machine(accelerator, selector, chips):
 
 
 def test_gpus_are_trained_by_the_pytorch_program():
-    changes = {"spec.model.name": "gemma-4-e4b", "spec.accelerator": {"type": "h100", "count": 2}}
+    changes = {
+        "spec.model.name": "gemma-4-e4b",
+        "spec.accelerator": {"type": "h100", "count": 2},
+        "spec.output.uri": "pvc://claim/bot",
+    }
     stage = plan.job(specs.job(changes)).stage("train")
     spec = stage.template["spec"]
     assert stage.container["command"][2] == "tunewright_workloads.gpu"
@@ -228,7 +232,11 @@ def test_what_gpus_cannot_do_is_refused():
     }
     with pytest.raises(UserError) as caught:
         plan.job(specs.job(changes))
-    assert {f.place for f in caught.value.faults} == {"spec.evaluation", "spec.accelerator.mesh.tp"}
+    assert {f.place for f in caught.value.faults} == {
+        "spec.evaluation",
+        "spec.accelerator.mesh",
+        "spec.output.uri",
+    }
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,15 @@ PLANS = {
         specs.job({"spec.accelerator": {"type": "v5p", "topology": "2x2x4"}}), Settings(jobset=False)
     ),
     "cpu": plan.job(specs.job(specs.TINY)),
-    "gpu": plan.job(specs.job({"spec.model.name": "gemma-4-e4b", "spec.accelerator": {"type": "h100"}})),
+    "gpu": plan.job(
+        specs.job(
+            {
+                "spec.model.name": "gemma-4-e4b",
+                "spec.accelerator": {"type": "h100"},
+                "spec.output.uri": "pvc://claim/bot",
+            }
+        )
+    ),
     "scratch": plan.job(specs.job(), Settings(scratch_class="fast")),
     "serve-tpu": plan.endpoint(specs.endpoint(benchmark={}, compileCache={"pvc": "cache"})),
     "serve-cpu": plan.endpoint(specs.endpoint({"spec.accelerator": {"type": "cpu"}})),

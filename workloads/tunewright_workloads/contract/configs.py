@@ -29,6 +29,10 @@ from tunewright_workloads.contract.faults import Fault, UserError, nearest, show
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TARGETS: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+TRAINABLE_BASES: tuple[str, ...] = ("none",)
+"""How the frozen base can be kept while training: what the training programs do today. The API
+refuses the rest before a slice is bought."""
+
 
 class Config(BaseModel):
     """Base of every workload's configuration: camelCase in files, nothing unknown."""

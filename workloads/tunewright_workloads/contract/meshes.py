@@ -2,8 +2,10 @@
 
 An axis that does not divide is an error at load time on a TPU, and a batch that does not divide
 is silently replicated by Tunix, so both are refused before a slice is bought. Axes of Gemma 4:
-fsdp shards D (the residual's width) of every matrix and the rows of a batch; tp splits the query
-heads, the kv heads of both kinds of layers, F of the MLP and the vocabulary.
+fsdp shards D (the residual's width) of every matrix, the per-layer inputs and the rows of a batch;
+tp splits the query heads, the kv heads of both kinds of layers, F of the MLP, the vocabulary, and D
+and the per-layer inputs where a norm or an embedding lies on it. The workload checks the same with
+what it reads from config.json; a test keeps the two together.
 """
 
 from __future__ import annotations
@@ -20,15 +22,17 @@ def problem(model: ModelSpec | None, fsdp: int, tp: int) -> str | None:
             f"{model.heads} heads, {model.local_kv_heads} local and {model.global_kv_heads} global kv heads"
         )
         return f"tp {tp} does not divide {heads} of {model.name}: at most {model.max_tensor_parallel}"
-    for name, size in (
-        ("the MLP", model.hidden),
-        ("the MLP", model.wide_hidden),
-        ("the vocabulary", model.vocab),
+    for axis, ways, name, size in (
+        ("tp", tp, "the MLP", model.hidden),
+        ("tp", tp, "the MLP", model.wide_hidden),
+        ("tp", tp, "the vocabulary", model.vocab),
+        ("tp", tp, "the width", model.embed),
+        ("tp", tp, "the per-layer inputs", model.ple),
+        ("fsdp", fsdp, "the width", model.embed),
+        ("fsdp", fsdp, "the per-layer inputs", model.ple),
     ):
-        if size and size % tp:
-            return f"tp {tp} does not divide {name} of {model.name} ({size})"
-    if model.embed % fsdp:
-        return f"fsdp {fsdp} does not divide the width of {model.name} ({model.embed})"
+        if size and size % ways:
+            return f"{axis} {ways} does not divide {name} of {model.name} ({size})"
     return None
 
 
