@@ -19,10 +19,11 @@ EXAMPLES = sorted(FOLDER.rglob("*.yaml"))
 def test_the_example_plans(path: Path):
     result = CliRunner().invoke(cli, ["plan", "-f", str(path), "--no-data"])
     assert result.exit_code == 0, result.output
-    kinds = [d["kind"] for d in yaml.safe_load_all(result.stdout) if d]
+    made = [d for d in yaml.safe_load_all(result.stdout) if d]
+    parts = {(d["kind"], d["metadata"]["labels"]["app.kubernetes.io/component"]) for d in made}
     wanted = {d["kind"] for d in yaml.safe_load_all(path.read_text())}
-    assert ("Job" in kinds) == ("FineTuneJob" in wanted)
-    assert ("Deployment" in kinds) == ("ServeEndpoint" in wanted)
+    assert (("Job", "train") in parts) == ("FineTuneJob" in wanted)
+    assert (("Deployment", "serve") in parts) == ("ServeEndpoint" in wanted)
 
 
 def test_both_sides_of_the_paper_do_the_same_work():
