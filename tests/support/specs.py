@@ -65,3 +65,10 @@ TINY: dict[str, Any] = {
     "spec.output": {"uri": "pvc://data/out"},
 }
 """The changes that make JOB one that runs on any machine."""
+
+GPU: dict[str, Any] = {
+    "spec.model.name": "gemma-4-e4b",
+    "spec.accelerator": {"type": "h100", "count": 2},
+    "spec.output.uri": "pvc://models/out",
+}
+"""The changes that make JOB one for GPUs."""

@@ -62,9 +62,8 @@ JOB_CHANGES: dict[str, Any] = {
         {
             "accelerator.type": "h100",
             "accelerator.topology": None,
-            "output.uri": "pvc://claim/bot",
             "evaluation": None,
-            "accelerator.mesh": None,
+            "output.uri": "pvc://models/out",
         },
         2,
     ),
