@@ -219,6 +219,43 @@ def test_the_pods_of_a_jobset_meet_by_name(box: host.Box, pods: Pods) -> None:
     assert box.kubectl("logs", "-n", pods.namespace, first["metadata"]["name"]) == "met the second host\n"
 
 
+def test_kueue_lets_a_suspended_job_run(box: host.Box, pods: Pods) -> None:
+    addons.kueue(box)
+    name, version = pods.namespace, "kueue.x-k8s.io/v1beta2"
+    resources = [{"name": "cpu", "nominalQuota": 1}]
+    group = {"coveredResources": ["cpu"], "flavors": [{"name": name, "resources": resources}]}
+    box.apply(
+        {"apiVersion": version, "kind": "ResourceFlavor", "metadata": {"name": name}},
+        {
+            "apiVersion": version,
+            "kind": "ClusterQueue",
+            "metadata": {"name": name},
+            "spec": {"namespaceSelector": {}, "resourceGroups": [group]},
+        },
+        {
+            "apiVersion": version,
+            "kind": "LocalQueue",
+            "metadata": {"name": "cpu", "namespace": name},
+            "spec": {"clusterQueue": name},
+        },
+    )
+    template = pod("queued", "true", resources={"requests": {"cpu": "50m"}})
+    path = f"/apis/batch/v1/namespaces/{name}/jobs"
+    box.request(
+        "POST",
+        path,
+        {
+            "metadata": {"name": "queued", "labels": {"kueue.x-k8s.io/queue-name": "cpu"}},
+            "spec": {"suspend": True, "template": {"spec": template["spec"]}},
+        },
+    )
+    box.wait_for(
+        lambda: condition(box.request("GET", f"{path}/queued"), "Complete") is not None, "the Job's end"
+    )
+    for kind in ("clusterqueues", "resourceflavors"):  # while Kueue is there to release their finalizers
+        box.request("DELETE", f"/apis/{version}/{kind}/{name}")
+
+
 def test_components_can_be_reached_from_within(box: host.Box) -> None:
     assert box.inside("cat", f"/proc/{box.pid('kubelet')}/cmdline").split("\0")[1] == "kubelet"
     assert layout.NODE_ADDRESS in box.inside("ip", "addr", "show", layout.BRIDGE)

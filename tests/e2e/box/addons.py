@@ -17,7 +17,7 @@ _CPU = "resources.requests.cpu=50m"
 
 
 def jobset(box: Box) -> None:
-    """Installs JobSet and returns once its manager is ready."""
+    """Installs JobSet, unless it is there, and returns once its manager is ready."""
     _install(
         box,
         "jobset",
@@ -29,7 +29,7 @@ def jobset(box: Box) -> None:
 
 
 def kueue(box: Box) -> None:
-    """Installs Kueue and returns once its manager is ready."""
+    """Installs Kueue, unless it is there, and returns once its manager is ready."""
     manager = "controllerManager.manager"
     _install(
         box,
@@ -45,4 +45,4 @@ def _install(box: Box, name: str, *values: str) -> None:
     box.load(images.static(build.binary(name), f"localhost/{name}:{_TAG}", "manager"))
     given = [part for value in values for part in ("--set", value)]
     where = ["--namespace", f"{name}-system", "--create-namespace", "--wait", "--timeout", "5m"]
-    box.helm("install", name, build.folder(name) / "chart", *where, *given)
+    box.helm("upgrade", "--install", name, build.folder(name) / "chart", *where, *given)
