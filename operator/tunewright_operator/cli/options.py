@@ -30,6 +30,14 @@ namespace: Any = click.option(
     help="For resources that name none.",
 )
 
+program: Any = click.option(
+    "--program",
+    type=click.Choice(["auto", "torch"]),
+    default="auto",
+    show_default=True,
+    help="What trains: auto is PyTorch on GPUs and JAX elsewhere; torch is PyTorch on CPUs, too.",
+)
+
 
 def load(source: str, namespace: str, *, here: bool) -> api.Resources:
     """The resources of a file. `here`: they run on this machine, so file:// may be relative to it."""

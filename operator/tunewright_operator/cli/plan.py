@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -23,16 +23,18 @@ from tunewright_operator.plan import Settings
 @click.option(
     "--no-jobset", is_flag=True, help="The cluster lacks JobSet: use Indexed Jobs for several machines."
 )
+@options.program
 @click.option("--no-data", is_flag=True, help="Do not look into the datasets.")
 def plan(
-    source: str, namespace: str, output: str, local: bool, registry: str, no_jobset: bool, no_data: bool
-) -> None:
+    source: str, namespace: str, output: str, local: bool, registry: str, no_jobset: bool,
+    program: Literal["auto", "torch"], no_data: bool,
+) -> None:  # fmt: skip
     """Check a file and print the objects that a cluster would get.
 
     Nothing is contacted: not a cluster, not a bucket. Datasets that are on this machine are read.
     """
     resources = options.load(source, namespace, here=local)
-    settings = Settings(registry=registry, jobset=not no_jobset, local=local)
+    settings = Settings(registry=registry, jobset=not no_jobset, local=local, program=program)
     made = options.plans(resources, settings)
     if not no_data:
         check(made)

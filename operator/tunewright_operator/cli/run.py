@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -32,6 +32,7 @@ Made = list[tuple[api.FineTuneJob | api.ServeEndpoint, Plan]]
 @click.option("--endpoint", "chosen", metavar="NAME", help="Serve only this ServeEndpoint of the file.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to serve on.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to serve on; default: a free one.")
+@options.program
 @click.option("--no-serve", is_flag=True, help="End when the jobs are done.")
 @click.option("--fresh", is_flag=True, help="Start the jobs over, deleting what an earlier run left here.")
 @click.option(
@@ -44,7 +45,7 @@ Made = list[tuple[api.FineTuneJob | api.ServeEndpoint, Plan]]
 )
 def run(
     source: str, namespace: str, question: str | None, compare_base: bool, answers: Path | None,
-    max_tokens: int, chosen: str | None, host: str, port: int | None, no_serve: bool, fresh: bool, state: Path,
+    max_tokens: int, chosen: str | None, host: str, port: int | None, program: Literal["auto", "torch"], no_serve: bool, fresh: bool, state: Path,
 ) -> int:  # fmt: skip
     """Run a file's resources on this machine: train, merge, serve.
 
@@ -58,7 +59,9 @@ def run(
     try:
         with Signals() as signals:
             runner = Runner(state, shown, signals)
-            made = options.plans(resources, Settings(local=True), _outputs(resources, runner))
+            made = options.plans(
+                resources, Settings(local=True, program=program), _outputs(resources, runner)
+            )
             jobs = [plan for resource, plan in made if isinstance(resource, api.FineTuneJob)]
             served = [] if no_serve else _served(made, chosen, question, port)
             _own_ignore(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tunewright_operator.plan.stage import Manifest, Stage
-from tunewright_workloads.contract.faults import Fault, UserError
+from tunewright_workloads.contract.faults import Fault, UserError, show
 
 MACHINE_OWN = ("/tmp", "/dev/shm")
 """Mounts that every machine has at the same path: never rewritten, because a user's own
@@ -102,7 +103,7 @@ def materialise(
             _write(folders[volume["name"]], data, paths, changes or {})
     argv = [paths(part) for part in [*container["command"], *container.get("args", [])]]
     if Path(argv[0]).name in ("python", "python3"):
-        argv[0] = sys.executable
+        argv[0] = _torch_python(environ) if "tunewright_workloads.gpu" in argv else sys.executable
     planned = _environment(container.get("env", []), stage, namespace, paths, environ)
     env = {**environ, "PYTHONUNBUFFERED": "1", **planned}
     if "JAX_COMPILATION_CACHE_DIR" not in env:
@@ -111,6 +112,25 @@ def materialise(
         env.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
     progress = getattr(stage.config, "progress", None)
     return Command(argv, env, home, Path(paths(progress)) if progress else None, paths)
+
+
+def _torch_python(environ: Mapping[str, str]) -> str:
+    """The interpreter that has PyTorch: a laptop's environment for JAX does without it."""
+    named = environ.get("TUNEWRIGHT_TORCH_PYTHON")
+    if named:
+        if not Path(named).is_file():
+            raise UserError(Fault("TUNEWRIGHT_TORCH_PYTHON", "names no file", show(named)))
+        return named
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(
+            Fault(
+                "the training program",
+                "needs PyTorch, which this environment lacks",
+                None,
+                "Run `make install-gpu`, then set TUNEWRIGHT_TORCH_PYTHON=.venv-gpu/bin/python.",
+            )
+        )
+    return sys.executable
 
 
 def _volumes(stage: Stage, spec: Manifest, home: Path, claims: Path) -> dict[str, Path]:

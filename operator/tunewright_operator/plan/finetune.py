@@ -146,7 +146,8 @@ class _Job:
         config = MergeConfig(
             job=f"{self.namespace}/{self.name}",
             model=self.model(volumes),
-            adapter=output,
+            # The JAX program leaves Orbax checkpoints, the PyTorch program its adapter in PEFT's format.
+            adapter=f"{output}/adapter" if self.settings.torch(self.chip.kind) else output,
             output=f"{output}/{MERGED}",
             dtype=spec.output.dtype,
             work=WORK,
@@ -281,14 +282,15 @@ class _Job:
             scratch_gib=scratch_gib,
             shared_memory="16Gi" if chip.kind == "gpu" else None,  # NCCL
         )
-        image = self.settings.train(chip.kind)
+        torch = name == "train" and self.settings.torch(chip.kind)
+        image = self.settings.train("gpu" if torch else chip.kind)
         relay, token = progress.sidecar(progress.config_map(self.name), image, self.settings.pull_policy)
         planned: dict[str, Any] = {"JAX_PLATFORMS": "tpu,cpu" if chip.kind == "tpu" else "cpu"}
         if spec.model.token_secret_ref:
             ref = spec.model.token_secret_ref
             planned["HF_TOKEN"] = pods.secret(ref.name, ref.key)
         disk = None if self.settings.scratch_class else f"{math.ceil(scratch_gib)}Gi"
-        module = "gpu" if name == "train" and chip.kind == "gpu" else name
+        module = "gpu" if torch else name
         container: Manifest = {
             "name": name,
             "image": image,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tunewright_workloads.contract.faults import Fault, UserError, show
 
@@ -26,6 +27,8 @@ class Settings:
     hpa_metric:   name of the pods metric under which the metrics adapter offers the number of
                   waiting requests.
     scratch_class: storage class of the scratch volume; None uses the node's own disk.
+    program:      which of the two training programs runs: auto is PyTorch on GPUs and JAX elsewhere;
+                  torch is PyTorch on CPUs as well, to compare the two.
     local:        the plan is run as processes on this machine, where file:// is the user's disk.
     """
 
@@ -39,6 +42,7 @@ class Settings:
     endpoint_picker: str | None = None
     hpa_metric: str = "prometheus.googleapis.com|vllm:num_requests_waiting|gauge"
     scratch_class: str | None = None
+    program: Literal["auto", "torch"] = "auto"
     local: bool = False
 
     def __post_init__(self) -> None:
@@ -52,6 +56,10 @@ class Settings:
     def train(self, kind: str) -> str:
         """The image that trains on `cpu`, `tpu` or `gpu`; it also merges, evaluates and measures."""
         return self.registry + (self.gpu_image if kind == "gpu" else self.train_image)
+
+    def torch(self, kind: str) -> bool:
+        """Whether training on `cpu`, `tpu` or `gpu` runs the PyTorch program."""
+        return kind == "gpu" or (self.program == "torch" and kind == "cpu")
 
     def serve(self, kind: str) -> str:
         """The image that serves on `cpu`, `tpu` or `gpu`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -47,6 +48,8 @@ def train(config: configs.TrainConfig, program: Literal["jax", "torch"] = "jax")
     progress = ProgressFile(config.progress)
     progress.write(Progress(stage="train", message="checking the inputs"))
     sources = prepare.sources(config)
+    # The two programs keep their checkpoints differently: neither goes on with the other's.
+    sources = replace(sources, identity={**sources.identity, "program": program})
     finished = outputs.claim(output, sources.identity, config.job)
     if finished is not None:
         from tunewright_workloads.train.record import summary
