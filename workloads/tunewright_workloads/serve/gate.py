@@ -26,6 +26,7 @@ from tunewright_workloads.contract import exits
 from tunewright_workloads.contract.faults import UserError, show
 from tunewright_workloads.contract.lineage import Manifest, Probe
 from tunewright_workloads.serve.verify import verify, verify_remote
+from tunewright_workloads.storage.faults import StorageError
 
 Post = Callable[[str, dict[str, Any] | None], dict[str, Any]]
 """(path, body or None for GET) -> the answer's JSON."""
@@ -266,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
         code = exits.DONE if report.passed else exits.BAD_INPUT
     except UserError as error:
         report.failures, code = [error.text()], exits.BAD_INPUT
-    except (Unreachable, _Refusal) as error:
+    except (Unreachable, _Refusal, StorageError) as error:
         report.failures, code = [str(error)], exits.RETRY
     print(report.text(), file=sys.stdout if report.passed else sys.stderr)
     if options.report:

@@ -1,18 +1,25 @@
 """Records what a finished model generates, for the gate that later asks its server the same.
 
-Run by the merge, on the published directory, in float32 by the same programs as the small engine.
+Run by the merge, on the finished model, in float32: by the programs of the small engine where the
+model fits in memory (`record`), else layer by layer (`streamed`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tunewright_workloads.contract.lineage import Probe
 from tunewright_workloads.data import tokenizer
+from tunewright_workloads.data.tokenizer import Tokenizer
 from tunewright_workloads.gemma import architecture
 from tunewright_workloads.serve.sampling import log_softmax
+
+if TYPE_CHECKING:
+    from tunewright_workloads.serve.streamed import Weights
 
 QUESTIONS = (
     "Hello!",
@@ -25,6 +32,8 @@ QUESTIONS = (
     "Why is the sky blue?",
 )
 TOKENS = 12
+PLACES = 4
+"""Places in a question that are probed when the model is read from disk once."""
 PAST_WINDOW = 24
 """Tokens by which the last prompt is longer than the sliding window, so that both masks are probed."""
 
@@ -58,19 +67,58 @@ def record(directory: Path) -> list[Probe]:
     ]
 
 
+def streamed(small: Path, weights: Weights, say: Callable[[int, int], None] | None = None) -> list[Probe]:
+    """The next token and its log-probability at a few places of each question, from one pass over the
+    weights with one layer in memory.
+
+    small: the directory with configuration and tokenizer. weights: the checkpoint, here or far away.
+    """
+    from tunewright_workloads.serve.streamed import Streamed
+
+    words = tokenizer.load(small)
+    rows = [words.encode(text) for text in _questions(words)]
+    # Where the prefix's text is tokenized to the same prefix again, or a server could not be asked for it.
+    places = [
+        [
+            n - 1
+            for n in sorted({len(row) * q // PLACES for q in range(1, PLACES + 1)})
+            if n and _stable(words, row[:n])
+        ]
+        for row in rows
+    ]
+    found = Streamed(architecture.read(small), weights, say).next(rows, places)
+    return [
+        Probe(
+            prompt=words.decode(row[: at + 1], skip_special_tokens=False),
+            prompt_tokens=row[: at + 1],
+            tokens=[following.token],
+            logprobs=[following.logprob],
+        )
+        for row, ats, nexts in zip(rows, places, found, strict=True)
+        for at, following in zip(ats, nexts, strict=True)
+    ]
+
+
+def _stable(words: Tokenizer, tokens: list[int]) -> bool:
+    return words.encode(words.decode(tokens, skip_special_tokens=False)) == tokens
+
+
+def _questions(words: Tokenizer) -> list[str]:
+    """The questions by the checkpoint's own chat template; bare where it has none."""
+    if words.template is None:
+        return [words.bos_token + question for question in QUESTIONS]
+    return [words.render_chat([{"role": "user", "content": q}], True) for q in QUESTIONS]
+
+
 def prompts(directory: Path) -> list[tuple[str, list[int]]]:
-    """(text, ids) of the prompts: questions by the checkpoint's own chat template, and a text longer
-    than its sliding window. A checkpoint without a template is asked the bare questions."""
+    """(text, ids) of the prompts: the questions, and a text longer than the model's sliding window."""
     words = tokenizer.load(directory)
     arch = architecture.read(directory)
-    if words.template is None:
-        texts = [words.bos_token + question for question in QUESTIONS]
-    else:
-        texts = [words.render_chat([{"role": "user", "content": q}], True) for q in QUESTIONS]
+    texts = _questions(words)
     room = max(8, min(arch.window + PAST_WINDOW, arch.max_positions - TOKENS))
     long = words.encode(words.bos_token + " ".join(QUESTIONS * (room // 8)))[:room]
     # Text and ids must agree when a server encodes the text again, which a cut in a word would not.
-    while len(long) > 1 and words.encode(words.decode(long, skip_special_tokens=False)) != long:
+    while len(long) > 1 and not _stable(words, long):
         long.pop()
     texts.append(words.decode(long, skip_special_tokens=False))
     return [(text, words.encode(text)) for text in texts]
