@@ -14,7 +14,7 @@ from tunewright_workloads.data import tokenizer
 from tunewright_workloads.gemma import architecture, tiny
 from tunewright_workloads.gemma.checkpoint import Checkpoint
 from tunewright_workloads.serve import probes
-from tunewright_workloads.serve.streamed import Far, Streamed, memory
+from tunewright_workloads.serve.streamed import Far, Streamed
 
 pytestmark = pytest.mark.pipeline
 
@@ -75,4 +75,4 @@ def test_the_memory_of_a_pass_over_31b_is_that_of_a_layer() -> None:
         head_dim=known.head_dim, global_head_dim=known.global_head_dim, window=known.window, vocab=known.vocab,
         k_eq_v=True,
     )  # fmt: skip
-    assert memory(arch, 2) < 4e9 < 0.1 * known.params * 2
+    assert probes.memory(arch, 2) < 4e9 < 0.1 * known.params * 2

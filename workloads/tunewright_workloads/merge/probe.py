@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from tunewright_workloads import storage
 from tunewright_workloads.contract.lineage import Probe
+from tunewright_workloads.gemma.architecture import Architecture
 
 OVERHEAD = 1.2e9
 """bytes that JAX, its compiler and the activations of a few prompts take beside the weights"""
@@ -89,24 +91,41 @@ def available() -> int:
     return min(free)
 
 
+def streams(arch: Architecture, width: int) -> str | None:
+    """None where a model of weights of `width` bytes can pass through here layer by layer, else why not."""
+    if importlib.util.find_spec("jax") is None:
+        return "JAX is not installed here"
+    from tunewright_workloads.serve import probes
+
+    need, have = OVERHEAD + probes.memory(arch, width), available()
+    if need > have:
+        return f"a pass layer by layer takes about {need / 1e9:.1f} GB and {have / 1e9:.1f} GB are free"
+    return None
+
+
+def stream(uri: str, small: Path) -> Result | None:
+    """Probes of the finished model at `uri`, read once, layer by layer; None when the process was killed.
+
+    small: the directory with its configuration and tokenizer. Raises RuntimeError with what it said.
+    """
+    return _start(["--streamed", uri, "--merged", str(small)])
+
+
 def run(merged: Path, base: Path | None, adapter: Path | None) -> Result | None:
     """Starts the process; None when it was killed, most likely for memory.
 
     Raises RuntimeError with what it said when it failed.
     """
+    options = ["--merged", str(merged)]
+    if base is not None and adapter is not None:
+        options += ["--base", str(base), "--adapter", str(adapter)]
+    return _start(options)
+
+
+def _start(options: list[str]) -> Result | None:
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "probes.json"
-        command = [
-            sys.executable,
-            "-m",
-            "tunewright_workloads.merge.probe",
-            "--merged",
-            str(merged),
-            "--out",
-            str(out),
-        ]
-        if base is not None and adapter is not None:
-            command += ["--base", str(base), "--adapter", str(adapter)]
+        command = [sys.executable, "-m", "tunewright_workloads.merge.probe", *options, "--out", str(out)]
         environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
         done = subprocess.run(
             command, env={**environment, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False
@@ -181,13 +200,21 @@ def _program(graph: Any) -> Any:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("tunewright_workloads.merge.probe", description=__doc__.split("\n")[0])
     parser.add_argument("--merged", type=Path, required=True)
+    parser.add_argument(
+        "--streamed", metavar="URI", help="the weights, read layer by layer; --merged then holds the rest"
+    )
     parser.add_argument("--base", type=Path)
     parser.add_argument("--adapter", type=Path, help="a committed step: adapter/ and state/ below it")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     from tunewright_workloads.serve import probes
 
-    found = probes.record(options.merged)
+    if options.streamed:
+        from tunewright_workloads.serve.streamed import Far
+
+        found = probes.streamed(options.merged, Far(storage.store(options.streamed)))
+    else:
+        found = probes.record(options.merged)
     difference = None
     if found and options.base and options.adapter:
         difference = asdict(compare(options.merged, options.base, options.adapter, found))

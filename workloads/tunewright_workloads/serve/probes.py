@@ -6,6 +6,7 @@ model fits in memory (`record`), else layer by layer (`streamed`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ import numpy as np
 from tunewright_workloads.contract.lineage import Probe
 from tunewright_workloads.data import tokenizer
 from tunewright_workloads.data.tokenizer import Tokenizer
-from tunewright_workloads.gemma import architecture
+from tunewright_workloads.gemma import architecture, names
 from tunewright_workloads.serve.sampling import log_softmax
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ QUESTIONS = (
     "Why is the sky blue?",
 )
 TOKENS = 12
+VOCABULARY = 16384
+"""Rows of the tied table that a streamed pass multiplies at a time."""
 PLACES = 4
 """Places in a question that are probed when the model is read from disk once."""
 PAST_WINDOW = 24
@@ -65,6 +68,17 @@ def record(directory: Path) -> list[Probe]:
         Probe(prompt=text, prompt_tokens=tokens, tokens=generated[slot], logprobs=logprobs[slot])
         for slot, (text, tokens) in enumerate(found)
     ]
+
+
+def memory(arch: architecture.Architecture, width: int) -> float:
+    """bytes that `streamed` holds of weights of `width` bytes: the largest layer, one matrix of it in
+    float32 beside it, or a slice of the vocabulary."""
+    leaves = names.leaves(arch).values()
+    sizes = {leaf.path: math.prod(leaf.shape) for leaf in leaves if leaf.path.startswith("layers.")}
+    layers = [
+        sum(n for path, n in sizes.items() if path.startswith(f"layers.{i}.")) for i in range(arch.layers)
+    ]
+    return max(layers) * width * 2 + max(sizes.values()) * 4 + VOCABULARY * arch.embed * (width + 4)
 
 
 def streamed(small: Path, weights: Weights, say: Callable[[int, int], None] | None = None) -> list[Probe]:

@@ -21,16 +21,15 @@ from tunewright_workloads.gemma import load, names
 from tunewright_workloads.gemma.architecture import Architecture
 from tunewright_workloads.gemma.names import Leaf, Source
 from tunewright_workloads.merge import tensors
+from tunewright_workloads.serve.probes import VOCABULARY
 from tunewright_workloads.storage.store import Store
-
-VOCABULARY = 16384
-"""Rows of the tied table that are multiplied at a time."""
 
 
 class Weights(Protocol):
     """A checkpoint, here or far away: `gemma.checkpoint.Checkpoint` is one."""
 
-    shapes: Mapping[str, tuple[int, ...]]
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
     def source(self, name: str) -> Source: ...
 
@@ -65,17 +64,6 @@ class _FarTensor:
         width = t.size // t.shape[0]
         data = self._store.read(t.file, t.begin + start * width, (stop - start) * width)
         return np.frombuffer(data, dtype).reshape(stop - start, *t.shape[1:])[(slice(None), *rest)]
-
-
-def memory(arch: Architecture, width: int) -> float:
-    """bytes that `Streamed.next` holds of weights of `width` bytes: the largest layer, one matrix of it
-    in float32 beside it, or a slice of the vocabulary."""
-    leaves = names.leaves(arch).values()
-    sizes = {leaf.path: math.prod(leaf.shape) for leaf in leaves if leaf.path.startswith("layers.")}
-    layers = [
-        sum(n for path, n in sizes.items() if path.startswith(f"layers.{i}.")) for i in range(arch.layers)
-    ]
-    return max(layers) * width * 2 + max(sizes.values()) * 4 + VOCABULARY * arch.embed * (width + 4)
 
 
 @dataclass(frozen=True)
