@@ -45,6 +45,15 @@ GOOD = {
     "a job with every field": FULL_JOB,
     "a job with a mesh in numbers": merged(JOB, {"spec": {"accelerator": {"mesh": {"fsdp": 2, "tp": 2}}}}),
     "a job with explicit nulls": {**JOB, "spec": {**JOB["spec"], "queue": None, "training": {"steps": None}}},
+    "an endpoint with explicit nulls": {
+        **ENDPOINT,
+        "spec": {
+            **ENDPOINT["spec"],
+            "engine": {"image": None, "maxModelLength": None},
+            "autoscaling": None,
+            "podTemplate": {"tolerations": [{"operator": "Exists", "key": None}]},
+        },
+    },
     "a large v5p": merged(
         JOB, {"spec": {"accelerator": {"topology": "8x8x12"}, "training": {"globalBatchSize": 384}}}
     ),

@@ -108,6 +108,12 @@ def _convert(node: Schema, definitions: dict[str, Schema], *, defaults: bool) ->
         out["properties"] = {
             name: _convert(part, definitions, defaults=defaults) for name, part in node["properties"].items()
         }
+        for name, part in out["properties"].items() if defaults else ():
+            if name not in node.get("required", ()) and "default" not in part and "enum" not in part:
+                # `image: null` is nothing at all. Of itself the API server prunes it when an object is
+                # created, and refuses it in a server-side apply. To CEL it is absent either way. (An
+                # enumeration cannot be nullable: the API server finds null in none.)
+                part["nullable"] = True
     if out.get("default") == {} and "properties" in out:
         # The API server judges a default as it stands, before it fills in those below it.
         out["default"] = {n: p["default"] for n, p in out["properties"].items() if "default" in p}
