@@ -151,6 +151,8 @@ def _kubelet(folder: Path) -> Mapping[str, Any]:
             "imagefs.inodesFree": "0%",
         },
         "nodeStatusUpdateFrequency": "5s",
+        # Pods see a changed Secret or ConfigMap at their next sync: within seconds, not the default minute.
+        "syncFrequency": "5s",
         "maxOpenFiles": 20000,
     }
 
