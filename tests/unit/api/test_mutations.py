@@ -83,20 +83,20 @@ def check(call: Any) -> None:
             assert again == one
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow], deadline=None, derandomize=True)
 @given(mutants())
 def test_a_mutant_is_valid_or_refused(data: dict[str, Any]) -> None:
     for kind in api.KINDS.values():
         check(lambda kind=kind: [api.parse(kind, data, "x: ")])
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None, derandomize=True)
 @given(mutants())
 def test_a_mutant_as_text_is_valid_or_refused(data: dict[str, Any]) -> None:
     check(lambda: api.load(json.dumps(data) + "\n", name="x"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     st.lists(
         st.sampled_from(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -143,6 +143,7 @@ def accepts(adapter: TypeAdapter[str], value: str) -> bool:
     return True
 
 
+@settings(derandomize=True, max_examples=500, deadline=None)
 @given(_uris)
 def test_a_uri_that_the_rules_accept_can_be_parsed(value: str) -> None:
     if accepts(READ, value):
