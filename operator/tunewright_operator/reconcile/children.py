@@ -73,9 +73,10 @@ class Children:
     cache: Cache
     applied: dict[str, Any] = field(default_factory=dict)
 
-    async def ensure(self, owner: Object, kind: str, manifests: Iterable[Object]) -> int:
+    async def ensure(self, owner: Object, kind: str, manifests: Iterable[Object], deep: bool = False) -> int:
         """Creates what is not there, in order, and touches nothing that is. Returns how many were made.
 
+        deep: most of it is there: ask first for what nobody watches, instead of trying to create it.
         Raises NameTakenError, NotYetError, or the API server's refusal.
         """
         made = 0
@@ -86,6 +87,11 @@ class Children:
             if known is not None:
                 self._check(known, owner)
                 continue
+            if deep and not resource.watched:
+                found = await self.client.get(resource, owner["namespace"], name)
+                if found is not None:
+                    self._check_live(found, owner)
+                    continue
             body = adopt(manifest, owner, kind)
             try:
                 live = await self.client.create(resource, owner["namespace"], body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,14 +22,17 @@ from tunewright_operator.reconcile.cache import Key
 from tunewright_operator.reconcile.children import NameTakenError
 from tunewright_operator.reconcile.client import ApiError
 from tunewright_operator.reconcile.resources import (
+    AUTOSCALER,
     CONFIGMAP,
     DEPLOYMENT,
     ENDPOINT,
     FINETUNEJOB,
     JOB,
     POD,
+    POOL,
     SERVICE,
 )
+from tunewright_workloads.contract.benchmark import BenchReport
 from tunewright_workloads.contract.faults import UserError
 
 if TYPE_CHECKING:
@@ -111,8 +113,9 @@ def _source(loop: Loop, known: Object) -> tuple[Source, api.FineTuneJob | None]:
         if phase == "Succeeded":
             told = f'FineTuneJob "{key.name}" publishes no merged model: set its spec.output.merge to true'
             return Source(False, job=key.name, reason="NotMerged", message=told, stuck=True), None
-        told = f'waiting for FineTuneJob "{key.name}" ({phase}: {status.get("message", "")})'
-        return Source(False, job=key.name, reason="WaitingForJob", message=told[:1000]), None
+        # Not its phase: every step of the job would be a write of each endpoint that waits for it.
+        told = f'waiting for FineTuneJob "{key.name}" to succeed'
+        return Source(False, job=key.name, reason="WaitingForJob", message=told), None
     artifacts = status["artifacts"]
     lineage = {
         "base": found["spec"].get("model", {}).get("source"),
@@ -202,11 +205,11 @@ def _figures(loop: Loop, namespace: str, name: str, source: Source, old: Object)
     if not text:
         return None
     try:
-        rows = json.loads(text)["results"]
+        rows = BenchReport.model_validate_json(text).results()
         results = [
             BenchmarkResult.model_validate(row).model_dump(by_alias=True, exclude_none=True) for row in rows
         ]
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         return None
     shown = {"results": results, "digest": source.digest}
     before = old.get("benchmark") or {}
@@ -220,12 +223,13 @@ async def _keep(loop: Loop, known: Object, plan: Plan, verdict: Verdict, deep: b
     meta = known["metadata"]
     try:
         if "serve" in verdict.want:
-            await loop.children.ensure(meta, "ServeEndpoint", plan.shared)
+            await loop.children.ensure(meta, "ServeEndpoint", plan.shared, deep)
             await loop.children.keep(meta, "ServeEndpoint", plan.stage("serve").manifests, deep)
         if "gate" in verdict.want:
             await loop.children.ensure(meta, "ServeEndpoint", plan.stage("gate").manifests)
         if "after" in verdict.want:
             await loop.children.keep(meta, "ServeEndpoint", plan.after, deep)
+            await _drop(loop, known, plan)
         if "bench" in verdict.want:
             await loop.children.ensure(meta, "ServeEndpoint", plan.stage("bench").manifests)
     except NameTakenError as error:
@@ -236,6 +240,23 @@ async def _keep(loop: Loop, known: Object, plan: Plan, verdict: Verdict, deep: b
         message = f"the API server refuses a child: {error.message}"
         return judge.blocked(verdict, meta, "ChildRefused", message, loop.clock.now())
     return verdict
+
+
+async def _drop(loop: Loop, known: Object, plan: Plan) -> None:
+    """Deletes what a change of the spec made superfluous and nobody watches: once a generation."""
+    meta = known["metadata"]
+    place = f"{meta['uid']}/dropped"
+    if loop.children.applied.get(place) == meta.get("generation"):
+        return
+    planned = {m["kind"] for m in plan.after}
+    for resource, name in ((AUTOSCALER, child(meta["name"], "serve")), (POOL, child(meta["name"]))):
+        if resource.kind in planned or (resource.optional and not loop.serves(resource)):
+            continue
+        live = await loop.client.get(resource, meta["namespace"], name)
+        owners = (live or {}).get("metadata", {}).get("ownerReferences") or []
+        if live is not None and any(o.get("uid") == meta["uid"] for o in owners):
+            await loop.client.delete(resource, meta["namespace"], name, live["metadata"]["uid"])
+    loop.children.applied[place] = meta.get("generation")
 
 
 async def _sweep(loop: Loop, key: Key, uid: str, revision: str) -> None:

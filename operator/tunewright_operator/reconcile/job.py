@@ -16,7 +16,7 @@ from tunewright_operator.observe import times
 from tunewright_operator.observe.job import Facts, StageFacts, Verdict
 from tunewright_operator.plan import progress
 from tunewright_operator.plan.stage import Plan
-from tunewright_operator.reconcile import references
+from tunewright_operator.reconcile import references, resources
 from tunewright_operator.reconcile.cache import Key
 from tunewright_operator.reconcile.children import NameTakenError
 from tunewright_operator.reconcile.client import ApiError
@@ -178,11 +178,13 @@ async def _start(
     assert planned.plan is not None and planned.spec is not None
     stage = planned.plan.stage(verdict.start or "")
     there = facts.workloads.get(stage.name) is not None
-    manifests = stage.manifests if there and not deep else (*planned.plan.shared, *stage.manifests)
+    manifests = (*planned.plan.shared, *stage.manifests)
     if there:  # the workload in the cluster may be of another shape than today's plan: it stays
         manifests = tuple(m for m in manifests if m["kind"] not in ("Job", "JobSet"))
+    if there and not deep:  # what nobody watches was made before the workload
+        manifests = tuple(m for m in manifests if resources.of(m).watched)
     try:
-        await loop.children.ensure(known["metadata"], "FineTuneJob", manifests)
+        await loop.children.ensure(known["metadata"], "FineTuneJob", manifests, deep and there)
     except NameTakenError as error:
         return judge.blocked(verdict, known["metadata"], "NameTaken", str(error), loop.clock.now())
     except ApiError as error:

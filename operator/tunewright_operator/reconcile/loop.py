@@ -200,6 +200,10 @@ class Loop:
             self.settings = settings
             self._plans.clear()
 
+    def serves(self, resource: Resource) -> bool:
+        """Whether the cluster has this kind."""
+        return resource in self._served
+
     @property
     def _watched(self) -> list[Resource]:
         return [r for r in WATCHED if r in self._served]

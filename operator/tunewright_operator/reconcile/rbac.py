@@ -53,6 +53,7 @@ RIGHTS: tuple[Right, ...] = (
         "a job's right to patch its own progress ConfigMap",
     ),
     Right("", ("persistentvolumeclaims",), ("get",), "is a named claim there"),
+    Right("networking.k8s.io", ("networkpolicies",), ("get", "create", "patch"), "what reaches a job's pods"),
     Right("policy", ("poddisruptionbudgets",), ("get", "create", "patch"), "endpoints"),
     Right(
         "autoscaling", ("horizontalpodautoscalers",), ("get", "create", "patch", "delete"), "spec.autoscaling"
@@ -70,7 +71,10 @@ RIGHTS: tuple[Right, ...] = (
 
 CLUSTER: tuple[Right, ...] = (
     Right(
-        "apiextensions.k8s.io", ("customresourcedefinitions",), ("list", "watch"), "JobSet may be installed later"
+        "apiextensions.k8s.io",
+        ("customresourcedefinitions",),
+        ("list", "watch"),
+        "JobSet may be installed later",
     ),
 )
 """What a cluster-wide operator may do besides: read which kinds there are."""
@@ -78,9 +82,7 @@ CLUSTER: tuple[Right, ...] = (
 
 def rules(rights: tuple[Right, ...]) -> list[dict[str, Any]]:
     """The rights as PolicyRules."""
-    return [
-        {"apiGroups": [r.group], "resources": list(r.resources), "verbs": list(r.verbs)} for r in rights
-    ]
+    return [{"apiGroups": [r.group], "resources": list(r.resources), "verbs": list(r.verbs)} for r in rights]
 
 
 def _text(rights: tuple[Right, ...], indent: str = "") -> str:
@@ -101,7 +103,9 @@ def _role(kind: str, name: str, rights: tuple[Right, ...]) -> str:
 def files() -> dict[str, str]:
     """Content by path below the project."""
     made = {
-        "manifests/overlays/cluster-wide/role.yaml": _role("ClusterRole", "tunewright-operator", RIGHTS + CLUSTER),
+        "manifests/overlays/cluster-wide/role.yaml": _role(
+            "ClusterRole", "tunewright-operator", RIGHTS + CLUSTER
+        ),
         "manifests/overlays/namespaced/role.yaml": _role("Role", "tunewright-operator", RIGHTS),
         "charts/tunewright/files/rules.yaml": _HEADER + _text(RIGHTS),
         "charts/tunewright/files/cluster-rules.yaml": _HEADER + _text(CLUSTER),
