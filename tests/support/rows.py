@@ -12,6 +12,7 @@ from typing import Any
 from tunewright_workloads import samples
 from tunewright_workloads.contract.configs import DatasetConfig
 from tunewright_workloads.data import dataset, tokenizer
+from tunewright_workloads.gemma.architecture import Architecture
 
 
 @cache
@@ -59,3 +60,13 @@ def config(**more: Any) -> DatasetConfig:
 
 def build(path: Path, **more: Any) -> dataset.Dataset:
     return dataset.build([dataset.Source(path.name, path)], words(), config(**more))
+
+
+def arch(**more: object) -> Architecture:
+    """The 31B's sizes, six layers of it."""
+    sizes = {
+        "class_name": "Gemma4ForConditionalGeneration", "layers": 6, "globals": (False,) * 5 + (True,), "embed": 5376,
+        "hidden": 21504, "heads": 32, "local_kv_heads": 16, "global_kv_heads": 4, "head_dim": 256,
+        "global_head_dim": 512, "window": 1024, "vocab": 262144, "k_eq_v": True,
+    }  # fmt: skip
+    return Architecture(**{**sizes, **more})  # type: ignore[arg-type]

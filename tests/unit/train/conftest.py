@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
 
 from tunewright_workloads.contract.configs import AdapterConfig
-from tunewright_workloads.gemma import architecture, load, lora, tiny
+from tunewright_workloads.gemma import architecture, program, stages, tiny
 from tunewright_workloads.train.program import Program
 
 
@@ -18,7 +17,7 @@ class Adapted(NamedTuple):
     """A tiny Gemma 4 with an adapter that changes something: B is not zero."""
 
     program: Program
-    adapter: dict[str, Any]
+    adapter: Any
     arch: architecture.Architecture
     mesh: Mesh
 
@@ -26,16 +25,16 @@ class Adapted(NamedTuple):
 def adapt(directory: Path, variant: str) -> Adapted:
     tiny.write(directory, variant=variant)  # type: ignore[arg-type]
     mesh = Mesh(np.asarray(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
+    config = AdapterConfig(rank=4, alpha=8)
     with mesh:
-        model = load.load(directory, mesh=mesh, param_dtype=jnp.float32, compute_dtype=jnp.float32)
-        model = lora.apply(model, AdapterConfig(rank=4, alpha=8), seed=0, mesh=mesh)
-        leaves, form = jax.tree.flatten(lora.tree(model))
+        arch, base = stages.load(directory, mesh=mesh, dtype="float32")
         rng = np.random.default_rng(1)
-        moved = [
-            jax.device_put(x + 0.05 * rng.standard_normal(x.shape, np.float32), x.sharding) for x in leaves
-        ]
-        tree = jax.tree.unflatten(form, moved)
-        return Adapted(Program(model, mesh, jnp.float32), tree, architecture.read(directory), mesh)
+        adapter = jax.tree.map(
+            lambda x: jax.device_put(x + 0.05 * rng.standard_normal(x.shape, np.float32), x.sharding),
+            stages.init(arch, config, seed=0, mesh=mesh),
+        )
+        settings = program.Settings.of(arch, config, mesh=mesh, compute_dtype="float32")
+        return Adapted(Program(base, settings, mesh), adapter, arch, mesh)
 
 
 @pytest.fixture(scope="session")

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from support.rows import arch
 from tunewright_workloads.contract.configs import MeshConfig
 from tunewright_workloads.contract.faults import UserError
-from tunewright_workloads.gemma.architecture import Architecture
 from tunewright_workloads.train import mesh
-
-
-def arch(**more: object) -> Architecture:
-    """The 31B's sizes."""
-    sizes = {
-        "class_name": "Gemma4ForConditionalGeneration", "layers": 6, "globals": (False,) * 5 + (True,), "embed": 5376,
-        "hidden": 21504, "heads": 32, "local_kv_heads": 16, "global_kv_heads": 4, "head_dim": 256,
-        "global_head_dim": 512, "window": 1024, "vocab": 262144, "k_eq_v": True,
-    }  # fmt: skip
-    return Architecture(**{**sizes, **more})  # type: ignore[arg-type]
 
 
 def config(**more: int) -> MeshConfig:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from tunewright_workloads.train.program import Tree
+Tree = dict[str, Any]
 
 
 class Checkpoints:

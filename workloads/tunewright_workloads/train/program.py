@@ -1,7 +1,7 @@
 """The jitted steps: gradients over micro batches, clipping, AdamW; and the loss alone for evaluation.
 
-The adapter is a nested dict of float32 arrays (`gemma.lora.tree`), the only thing that is
-differentiated; the frozen base is an argument, never a constant of the program. Sums of losses and
+The adapter is a tree of float32 arrays, stacked as the program's scans need them (`gemma.stages`), and
+the only thing that is differentiated; the frozen base is an argument, never a constant. Sums of losses and
 gradients are taken over trained tokens and divided once at the end, so accumulation over micro
 batches equals one batch, whatever each micro batch holds.
 """
@@ -16,16 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tunewright_workloads.contract.configs import MeshConfig
 from tunewright_workloads.data.batches import Batch, Batches
-from tunewright_workloads.gemma import load, lora
+from tunewright_workloads.gemma import program, stages
 from tunewright_workloads.gemma.architecture import Architecture
 from tunewright_workloads.train import mesh as meshes
-
-Tree = dict[str, Any]
 
 
 class Metrics(NamedTuple):
@@ -39,17 +36,12 @@ class Metrics(NamedTuple):
 class Program:
     """Steps of one model on one mesh.
 
-    model: Tunix's Gemma 4, adapted by Qwix or (for evaluation alone) plain. Everything in it but the
-    adapter is frozen.
+    base: the frozen parameters, stacked (`gemma.stages.load`). seed: of the adapters' dropout; None:
+    they have none.
     """
 
-    def __init__(self, model: Any, mesh: Mesh, compute_dtype: Any, seed: int | None = None) -> None:
-        """seed: of the adapters' dropout; None: they have none."""
-        self.mesh, self.dtype, self.seed = mesh, compute_dtype, seed
-        self.graph: Any
-        self.lora: Any
-        self.base: Any
-        self.graph, self.lora, self.base = nnx.split(model, nnx.LoRAParam, ...)  # type: ignore[misc]
+    def __init__(self, base: Any, settings: program.Settings, mesh: Mesh, seed: int | None = None) -> None:
+        self.base, self.settings, self.mesh, self.seed = base, settings, mesh, seed
         self.spread = NamedSharding(mesh, PartitionSpec(None, "fsdp", None))
 
     def place(self, batch: Batch, micro: int) -> dict[str, jax.Array]:
@@ -61,26 +53,18 @@ class Program:
         return arrays
 
     def sum_loss(
-        self, adapter: Tree, base: Any, rows: Mapping[str, jax.Array], key: jax.Array | None = None
+        self, adapter: Any, base: Any, rows: Mapping[str, jax.Array], key: jax.Array | None = None
     ) -> jax.Array:
         """Summed loss of the trained tokens of rows [B, T], nats. key: of dropout, which None turns off."""
-        cast = jax.tree.map(lambda x: x.astype(self.dtype), adapter)
-        model = nnx.merge(self.graph, filled(self.lora, cast), base)
-        if key is not None:
-            lora.dropout(model, nnx.Rngs(dropout=key))
-        logits, _ = model(
-            rows["tokens"], positions=rows["positions"], attention_mask=visible(rows["segments"])
-        )
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), rows["targets"])
-        return jnp.sum(losses * rows["weights"])
+        return program.loss(adapter, base, rows, self.settings, key)[0]
 
-    def train(self, optimizer: optax.GradientTransformation, adapter: Tree, state: Any) -> Any:
+    def train(self, optimizer: optax.GradientTransformation, adapter: Any, state: Any) -> Any:
         """The jitted step: (adapter, state, base, batch [k, m, T], number) -> (adapter, state, Metrics).
 
         number: the step's, from 0; dropout depends on it and not on where the run was resumed.
         """
 
-        def step(adapter: Tree, state: Any, base: Any, batch: Mapping[str, jax.Array], number: Any) -> Any:
+        def step(adapter: Any, state: Any, base: Any, batch: Mapping[str, jax.Array], number: Any) -> Any:
             def part(rows: Mapping[str, jax.Array], i: Any) -> Any:
                 key = None
                 if self.seed is not None:
@@ -114,37 +98,14 @@ class Program:
     def evaluate(self) -> Callable[..., Any]:
         """(adapter, base, batch [k, m, T]) -> (summed loss, trained tokens)."""
 
-        def total(adapter: Tree, base: Any, batch: Mapping[str, jax.Array]) -> Any:
+        def total(adapter: Any, base: Any, batch: Mapping[str, jax.Array]) -> Any:
             losses = jax.lax.map(lambda rows: self.sum_loss(adapter, base, rows), dict(batch))
             return jnp.sum(losses), jnp.sum(batch["weights"])
 
         return jax.jit(total)
 
 
-def visible(segments: jax.Array) -> jax.Array:
-    """Attention mask [B, T, T] of packed rows: causal, within one example, none of the padding.
-
-    segments: [B, T], 0 for padding. The sliding window of local layers is applied by the model
-    itself; an example is contiguous in its row, so distance in the row is distance in the example.
-    """
-    T = segments.shape[-1]
-    causal = jnp.tril(jnp.ones((T, T), jnp.bool_))
-    same = segments[:, :, None] == segments[:, None, :]
-    return causal & same & (segments > 0)[:, :, None]
-
-
-def filled(state: nnx.State, tree: Mapping[str, Any]) -> nnx.State:
-    """The state with the tree's arrays in it; paths are the state's keys as strings."""
-    flat = []
-    for path, variable in nnx.to_flat_state(state):
-        value: Any = tree
-        for key in path:
-            value = value[str(key)]
-        flat.append((path, variable.replace(value)))
-    return nnx.from_flat_state(flat)
-
-
-def start(optimizer: optax.GradientTransformation, adapter: Tree, mesh: Mesh) -> Any:
+def start(optimizer: optax.GradientTransformation, adapter: Any, mesh: Mesh) -> Any:
     """The optimizer's first state: moments float32 and laid out as the parameters they belong to."""
     state = optimizer.init(adapter)
     every = NamedSharding(mesh, PartitionSpec())
@@ -155,17 +116,12 @@ def start(optimizer: optax.GradientTransformation, adapter: Tree, mesh: Mesh) ->
     return jax.device_put(state, layout)
 
 
-def host(tree: Any) -> Any:
-    """Arrays as numpy, for records and digests."""
-    return jax.tree.map(np.asarray, tree)
-
-
-def mean_loss(evaluate: Any, program: Program, adapter: Tree, batches: Batches, micro: int) -> float:
+def mean_loss(evaluate: Any, made: Program, adapter: Any, batches: Batches, micro: int) -> float:
     """Token-weighted mean loss over all batches of a data set, nats."""
     loss = tokens = 0.0
     for step in range(batches.steps_in(0)):
-        arrays = program.place(batches.at(step), micro)
-        part, count = evaluate(adapter, program.base, arrays)
+        arrays = made.place(batches.at(step), micro)
+        part, count = evaluate(adapter, made.base, arrays)
         loss, tokens = loss + float(part), tokens + float(count)
     return loss / max(1.0, tokens)
 
@@ -177,6 +133,6 @@ def published_loss(
     fsdp, tp = meshes.choose(config, arch, jax.device_count(), batches.batch_size)
     mesh = Mesh(np.asarray(jax.devices()).reshape(fsdp, tp), ("fsdp", "tp"))
     with mesh:
-        model = load.load(directory, mesh=mesh, param_dtype=jnp.dtype(dtype), compute_dtype=jnp.dtype(dtype))
-        program = Program(model, mesh, jnp.dtype(dtype))
-        return mean_loss(program.evaluate(), program, {}, batches, batches.batch_size)
+        arch, base = stages.load(directory, mesh=mesh, dtype=dtype)
+        made = Program(base, program.Settings.of(arch, None, mesh=mesh, compute_dtype=dtype), mesh)
+        return mean_loss(made.evaluate(), made, None, batches, batches.batch_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -12,14 +13,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tunewright_workloads.contract import exits
-from tunewright_workloads.contract.configs import TrainConfig
 from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.contract.progress import ProgressFile
-from tunewright_workloads.gemma import load, lora
+from tunewright_workloads.gemma import program, stages
 from tunewright_workloads.train import mesh as meshes
 from tunewright_workloads.train import optimizer as optimizers
 from tunewright_workloads.train import output as outputs
 from tunewright_workloads.train import record
+from tunewright_workloads.train import remat as remats
 from tunewright_workloads.train.checkpoints import Checkpoints
 from tunewright_workloads.train.metrics import Metrics, say
 from tunewright_workloads.train.prepare import Run
@@ -53,18 +54,34 @@ class Trainer:
         dtype = jnp.dtype(config.compute_dtype)
         self.metrics.message("loading the base model")
         with self.mesh:
-            model = load.load(run.model, mesh=self.mesh, param_dtype=dtype, compute_dtype=dtype)
-            model = lora.apply(model, config.adapter, seed=config.training.seed, mesh=self.mesh)
-            self.adapter = lora.tree(model)
-            lora.remat(model, remat(config))
-            self.program = Program(
-                model, self.mesh, dtype, config.training.seed if config.adapter.dropout else None
+            _, base = stages.load(run.model, mesh=self.mesh, dtype=dtype)
+            self.adapter = stages.init(run.arch, config.adapter, seed=config.training.seed, mesh=self.mesh)
+            settings = program.Settings.of(
+                run.arch, config.adapter, mesh=self.mesh, compute_dtype=dtype, remat=self.remat(fsdp, tp)
             )
+            seed = config.training.seed if config.adapter.dropout else None
+            self.program = Program(base, settings, self.mesh, seed)
+            self.unstack = jax.jit(partial(stages.unstack, run.arch))
             self.optimizer = optimizers.make(config.training, run.steps)
             self.state = start(self.optimizer, self.adapter, self.mesh)
         say(f"mesh fsdp={fsdp} tp={tp}, base and compute {config.compute_dtype}, adapter float32")
         self.step = self.resume()
         self.times["load"] = time.monotonic() - began
+
+    def remat(self, fsdp: int, tp: int) -> Any:
+        """What the backward pass keeps."""
+        run, config = self.run, self.config
+        kept = remats.kept(
+            config.training,
+            config.adapter,
+            run.arch,
+            kind=config.mesh.accelerator,
+            fsdp=fsdp,
+            tp=tp,
+            tokens=run.micro // fsdp * run.batches.length,
+        )
+        say(f"backward pass keeps {kept if isinstance(kept, str) else ', '.join(kept) or 'nothing'}")
+        return kept
 
     def resume(self) -> int:
         """Restores the newest checkpoint, if there is one. Returns the steps that are done."""
@@ -73,7 +90,8 @@ class Trainer:
             return 0
         there = self.checkpoints.state(step)
         outputs.refuse(there["identity"], self.run.identity, str(self.output.uri))
-        self.adapter, self.state = self.checkpoints.restore(step, self.adapter, self.state)
+        tree, self.state = self.checkpoints.restore(step, self.unstack(self.adapter), self.state)
+        self.adapter = stages.stack(self.run.arch, tree, self.mesh)
         self._saved = self.metrics.checkpoint = step
         self.metrics.eval_loss = there.get("evalLoss")
         say(f"resuming after step {step}")
@@ -151,7 +169,7 @@ class Trainer:
                 "dataset_digest": self.run.train.digest, "config_digest": self.run.digest,
                 "identity": self.run.identity, "evalLoss": self.metrics.eval_loss, "job": self.config.job,
             }  # fmt: skip
-            self.checkpoints.save(self.step, self.adapter, self.state, state)
+            self.checkpoints.save(self.step, self.unstack(self.adapter), self.state, state)
             previous, self._saved = self._saved, self.step
             if previous is not None:
                 self.metrics.committed(previous)  # Orbax waits for an earlier save before it starts one
@@ -195,13 +213,6 @@ class Trainer:
         """Lets go of files and threads, however the run ended."""
         self.metrics.close()
         self.checkpoints.close()
-
-
-def remat(config: TrainConfig) -> Literal["none", "block", "decoder"]:
-    """What is recomputed in the backward pass; `auto`: nothing on a CPU, whole layers on accelerators."""
-    if config.training.remat == "auto":
-        return "none" if config.mesh.accelerator == "cpu" else "decoder"
-    return config.training.remat
 
 
 class Cache:

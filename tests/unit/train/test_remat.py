@@ -1,0 +1,47 @@
+"""What the backward pass keeps: what was asked for, else the most that fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.rows import arch
+from tunewright_workloads.contract.configs import AdapterConfig, Schedule
+from tunewright_workloads.train import remat
+
+ADAPTER = AdapterConfig(rank=64, alpha=64)
+BIG = arch(layers=60, globals=((False,) * 5 + (True,)) * 10)
+
+
+def kept(tokens: int, policy: str = "auto", kind: str = "v5p", fsdp: int = 4, tp: int = 1) -> object:
+    schedule = Schedule(steps=1, global_batch_size=4, learning_rate=1e-4, remat=policy)  # type: ignore[arg-type]
+    return remat.kept(schedule, ADAPTER, BIG, kind=kind, fsdp=fsdp, tp=tp, tokens=tokens)
+
+
+def test_what_is_asked_for_is_done() -> None:
+    assert kept(1 << 20, "none") == "none"
+    assert kept(16, "decoder") == "decoder"
+
+
+def test_a_cpu_recomputes_nothing() -> None:
+    assert kept(1 << 20, kind="cpu", fsdp=1) == "none"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [(6144, remat.ALL), (8192, remat.CHOICES[1]), (12288, remat.CHOICES[2]), (32768, ())],
+)
+def test_the_most_that_fits_is_kept(tokens: int, expected: tuple[str, ...]) -> None:
+    assert kept(tokens) == expected
+
+
+def test_the_model_agrees_with_what_the_compiler_said() -> None:
+    """GiB of arguments and of temporaries by the TPU compiler, 31B, rank 64, v5p 2x2x1, fsdp 4."""
+    assert remat.resident(BIG, ADAPTER, 4) / 2**30 == pytest.approx(15.9, rel=0.05)
+    for saved, tokens, gib in (
+        (remat.ALL, 6144, 71.6),
+        (remat.ALL, 4096, 48.5),
+        (remat.ALL, 3072, 36.2),
+        (remat.CHOICES[1], 12288, 79.2),
+        ((), 6144, 11.9),
+    ):
+        assert remat.temporaries(BIG, ADAPTER, saved, tokens, 1) / 2**30 == pytest.approx(gib, rel=0.07)

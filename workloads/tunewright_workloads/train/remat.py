@@ -1,0 +1,90 @@
+"""What the backward pass keeps and what it computes again, so that it fits and is fast. No JAX.
+
+A step's temporaries were measured by the TPU compiler (31B, v5p 2x2x1, bfloat16): per token about 1.07
+times the bytes of the kept activations plus 2.6 residuals a layer, beside one gathered embedding
+table. Activations that cost least to compute again for their bytes are dropped first.
+"""
+
+from __future__ import annotations
+
+from tunewright_workloads.contract import accelerators
+from tunewright_workloads.contract.configs import AdapterConfig, Schedule
+from tunewright_workloads.gemma import names
+from tunewright_workloads.gemma.architecture import Architecture
+
+ALL = ("attn", "q", "k", "v", "o", "down", "gate", "up", "xa")
+CHOICES: tuple[tuple[str, ...], ...] = (ALL, ("attn", "q", "k", "v", "o", "down"), ("o", "down"), ())
+"""From fastest to smallest."""
+
+SHARE = 0.92
+"""Of a chip's memory that may be used: the compiler's model is not exact."""
+
+_WIDTH = 2  # bytes of an activation and of a weight, bfloat16
+
+
+def kept(
+    schedule: Schedule,
+    adapter: AdapterConfig,
+    arch: Architecture,
+    *,
+    kind: str,
+    fsdp: int,
+    tp: int,
+    tokens: int,
+) -> str | tuple[str, ...]:
+    """A remat policy of `gemma.program.Settings`: the one asked for, or for `auto` what fits.
+
+    kind: the accelerator's name; tokens: of a micro batch on one device.
+    """
+    if schedule.remat != "auto":
+        return schedule.remat
+    chip = accelerators.ACCELERATORS[kind]
+    if chip.kind == "cpu":
+        return "none"
+    room = SHARE * chip.hbm_gib * 2**30 / chip.devices_per_chip - resident(arch, adapter, fsdp * tp)
+    for choice in CHOICES:
+        if temporaries(arch, adapter, choice, tokens, tp) <= room:
+            return choice
+    return ()
+
+
+def resident(arch: Architecture, adapter: AdapterConfig, devices: int) -> float:
+    """Bytes a device holds all along: base, adapter and both moments."""
+    base = sum(_size(shape) for shape in names.tensors(arch).values()) * _WIDTH
+    adapted = [p for p in names.projections(arch) if set(p.targets) & set(adapter.targets)]
+    lora = sum(_size(shape) for p in adapted for shape in p.shapes(adapter.rank)) * 3 * 4
+    return (base + lora) / devices
+
+
+def temporaries(
+    arch: Architecture, adapter: AdapterConfig, saved: tuple[str, ...], tokens: int, tp: int
+) -> float:
+    """Bytes of a step's temporaries on one device."""
+    kept = sum(activation(arch, adapter, name, i, tp) for i in range(arch.layers) for name in saved)
+    return arch.vocab * arch.embed * _WIDTH / tp + tokens * (
+        1.1 * kept + 2.6 * arch.layers * arch.embed * _WIDTH
+    )
+
+
+def activation(arch: Architecture, adapter: AdapterConfig, name: str, layer: int, tp: int) -> float:
+    """Bytes of one kept activation of one token in one layer."""
+    heads, kv, h = arch.heads, 0 if arch.is_shared(layer) else arch.kv_heads(layer), arch.dim(layer)
+    elements = {
+        "attn": heads * h / tp + 2 * heads / tp,
+        "q": heads * h / tp,
+        "k": kv * h / tp,
+        "v": 0 if arch.k_is_v(layer) else kv * h / tp,
+        "o": arch.embed,
+        "down": arch.embed,
+        "gate": arch.width(layer) / tp,
+        "up": arch.width(layer) / tp,
+        "xa": 7 * adapter.rank,
+    }
+    return elements[name] * _WIDTH
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size
