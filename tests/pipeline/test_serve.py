@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import http.client
 import json
-import threading
+import resource
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
@@ -171,11 +174,7 @@ def test_health_answers_while_long_answers_are_generated(server: Server) -> None
 
 def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:
     def gauge(name: str) -> float:
-        connection = http.client.HTTPConnection("127.0.0.1", server.settings.port, timeout=30)
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
-        connection.close()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+        return sum(_values(_metrics(server), name))
 
     before = gauge('vllm:request_success_total{finished_reason="abort"')
     for stream in (True, False):
@@ -197,6 +196,19 @@ def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:
             time.sleep(0.01)
     # 400 answers of 250 tokens would have been generated to the end otherwise.
     assert gauge('vllm:request_success_total{finished_reason="abort"') > before + 200
+
+
+def _metrics(server: Server) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", server.settings.port, timeout=30)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return text
+
+
+def _values(text: str, *names: str) -> list[float]:
+    """Values of the metrics whose line begins with one of `names`."""
+    return [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(names)]
 
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -275,29 +287,56 @@ def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     assert long.value.code == "context_length_exceeded"
 
 
-def test_sigterm_lets_every_request_in_flight_end_and_exits_with_0(directory: Path, tmp_path: Path) -> None:
-    with serving(directory, tmp_path, max_sequences=2) as server:
-        started = threading.Barrier(13)
+def test_sigterm_lets_a_thousand_requests_in_flight_end_and_exits_with_0(
+    directory: Path, tmp_path: Path
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    count, tokens = 1000, 4
 
-        def ask(number: int) -> tuple[int, int]:
-            connection = http.client.HTTPConnection("127.0.0.1", server.settings.port, timeout=120)
-            connection.connect()
-            body = {"model": "tiny", "prompt": f"{number}", "max_tokens": 200, "ignore_eos": True}
-            connection.request("POST", TEXT, json.dumps(body), {"Content-Type": "application/json"})
-            started.wait()
-            response = connection.getresponse()
-            answer = json.load(response)
-            connection.close()
-            return response.status, answer["usage"]["completion_tokens"]
+    async def ask(client: aiohttp.ClientSession, url: str, number: int) -> tuple[int, int]:
+        body = {"model": "tiny", "prompt": f"{number}", "max_tokens": tokens, "ignore_eos": True}
+        async with client.post(url + TEXT, json=body) as response:
+            return response.status, (await response.json())["usage"]["completion_tokens"]
 
-        with concurrent.futures.ThreadPoolExecutor(12) as pool:
-            work = [pool.submit(ask, n) for n in range(12)]
-            started.wait()
-            # All requests are written; the first chunk of work proves that the server read them.
-            time.sleep(0.2)
+    async def load(server: Server) -> list[Any]:
+        timeout = aiohttp.ClientTimeout(total=300)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as client:
+            work = [asyncio.ensure_future(ask(client, server.url, n)) for n in range(count)]
+            # In flight is what the server has read; what never reached it is the load balancer's to send.
+            while True:
+                async with client.get(f"{server.url}/metrics") as response:
+                    text = await response.text()
+                if sum(_values(text, "vllm:num_requests_", "vllm:request_success")) >= count:
+                    break
+                await asyncio.sleep(0.02)
+            assert sum(_values(text, "vllm:num_requests_")) > 0, "some were still in flight"
+            server.process.send_signal(signal.SIGTERM)
+            return await asyncio.gather(*work, return_exceptions=True)
+
+    try:
+        with serving(directory, tmp_path, drain_seconds=200) as server:
+            results = asyncio.run(load(server))
+            assert results == [(200, tokens)] * count
             assert server.stop() == exits.DONE
-            assert [w.result() for w in work] == [(200, 200)] * 12
-        assert server.health() == 0
+            assert server.health() == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_does_not_end_in_time_is_cut_off(directory: Path, tmp_path: Path) -> None:
+    with (
+        serving(directory, tmp_path, drain_seconds=1) as server,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        # 100,000 steps: tens of seconds.
+        body = {"model": "tiny", "prompt": ["a"] * 500, "max_tokens": 200, "ignore_eos": True}
+        work = pool.submit(server.post, TEXT, body)
+        while not sum(_values(_metrics(server), "vllm:num_requests_running")):
+            time.sleep(0.05)
+        assert server.stop() == exits.DONE
+        status, answer = work.result()
+        assert (status, answer["error"]["code"]) == (503, "shutting_down")
 
 
 def test_a_model_that_is_not_as_its_manifest_says_is_not_served(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from tunewright_workloads.contract.faults import UserError
 from tunewright_workloads.serve.protocol import ApiError, ChatRequest, CompletionRequest, parse
 from tunewright_workloads.serve.sampling import Sampled, Sampling
-from tunewright_workloads.serve.scheduler import Delta, Scheduler, Sequence
+from tunewright_workloads.serve.scheduler import Delta, Scheduler, Sequence, StoppedError
 from tunewright_workloads.serve.text import Pieces
 
 log = logging.getLogger(__name__)
@@ -428,6 +428,8 @@ async def _answer(
                 engine.scheduler.submit(sequence)
             while open_:
                 index, delta = await inbox.get()
+                if isinstance(delta.error, StoppedError):
+                    raise ApiError("The server is shutting down.", status=503, code="shutting_down")
                 if delta.error is not None:
                     state.requests["error"] += 1
                     raise ApiError("The engine stopped before the answer was complete.", status=500)

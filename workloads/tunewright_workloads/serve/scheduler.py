@@ -33,6 +33,10 @@ class Programs(Protocol):
     def decode(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray: ...
 
 
+class StoppedError(RuntimeError):
+    """The engine was told to stop before the generation had ended."""
+
+
 @dataclass(frozen=True)
 class Delta:
     """What one step added: a token, the text that is now safe to show, and how it ended if it did.
@@ -129,12 +133,13 @@ class Scheduler:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the loop after the step in hand; whoever still waits gets an error."""
+    def stop(self, *, wait: bool = True) -> None:
+        """Ends the loop after the step in hand; whoever still waits gets `StoppedError`."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        self._thread.join()
+        if wait:
+            self._thread.join()
 
     def submit(self, sequence: Sequence) -> None:
         with self._wake:
@@ -142,14 +147,14 @@ class Scheduler:
                 self._waiting.append(sequence)
                 self._wake.notify()
                 return
-        sequence.emit(Delta(error=self._broken or RuntimeError("the engine is stopping")))
+        sequence.emit(Delta(error=self._broken or StoppedError("the engine is stopping")))
 
     def _run(self) -> None:
         try:
             while self._wait():
                 self._admit()
                 self._step()
-            self._fail(RuntimeError("the engine is stopping"))
+            self._fail(StoppedError("the engine is stopping"))
         except BaseException as error:
             log.exception("the engine broke")
             self._fail(error)

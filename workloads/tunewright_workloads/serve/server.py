@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import threading
@@ -17,6 +18,10 @@ from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.serve.app import Engine, State, create
 
 log = logging.getLogger(__name__)
+
+
+LAST_WORDS = 5
+"""Seconds for the answers to requests that the drain cut off."""
 
 
 class _Server(uvicorn.Server):
@@ -34,9 +39,18 @@ def run(load: Callable[[], Engine], *, host: str, port: int, drain: int) -> None
     Listens before the model is loaded, so that a port in use is known at once; `/health` says 503
     until the model is ready. Raises what `load` raises, UserError for a port that cannot be had.
     """
+    _many_connections()
     listener = _listen(host, port)
     with contextlib.closing(listener):
         asyncio.run(_serve(load, listener, drain))
+
+
+def _many_connections() -> None:
+    """A thousand clients are more files than most systems allow a process by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -61,15 +75,21 @@ async def _serve(load: Callable[[], Engine], listener: socket.socket, drain: int
             create(state),
             log_level="warning",
             lifespan="off",
-            timeout_graceful_shutdown=max(drain, 1),
+            timeout_graceful_shutdown=drain + LAST_WORDS,
             timeout_keep_alive=75,
         )
     )
     loop = asyncio.get_running_loop()
 
+    def cut() -> None:
+        """Whoever is not done by now is told so, in OpenAI's shape, before the connections go."""
+        if state.engine is not None:
+            state.engine.scheduler.stop(wait=False)
+
     def end(number: int) -> None:
         log.info("%s: draining for up to %d s", signal.Signals(number).name, drain)
         server.should_exit = True
+        loop.call_later(drain, cut)
         for other in (signal.SIGTERM, signal.SIGINT):  # a second signal does not wait
             loop.add_signal_handler(other, lambda: setattr(server, "force_exit", True))
 
