@@ -62,7 +62,7 @@ def temporaries(
     """Bytes of a step's temporaries on one device."""
     kept = sum(activation(arch, adapter, name, i, tp) for i in range(arch.layers) for name in saved)
     return arch.vocab * arch.embed * _WIDTH / tp + tokens * (
-        1.1 * kept + 2.6 * arch.layers * arch.embed * _WIDTH
+        1.07 * kept + 2.6 * arch.layers * arch.embed * _WIDTH
     )
 
 
