@@ -146,8 +146,8 @@ class Runner:
                 continue
             config = stage.config.model_dump(mode="json", by_alias=True) if stage.config else {}
             changed = differences(record.get("config", {}), config)
-            if not changed and record["digest"] != stage.digest():
-                changed = ["its command or environment"]
+            if not changed and not record.get("finished") and record["digest"] != stage.digest():
+                changed = ["its command or environment"]  # another release; what is done stays done
             if not changed:
                 before, now = record.get("inputs", {}), inputs(stage, self._materialise(plan, stage).paths)
                 changed = [f"the file {name}" for name in now if before.get(name) != now[name]]

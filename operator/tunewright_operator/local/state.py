@@ -123,10 +123,14 @@ class State:
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Paths whose values differ between two configurations, `training.steps: 80 -> 100`."""
+    """Paths whose values differ between two configurations, `training.steps: 80 -> 100`.
+
+    A key that only one of them has is no difference: configurations are written in full, so it came
+    or went with a release.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         found: list[str] = []
-        for key in sorted(old.keys() | new.keys()):
-            found += differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        for key in sorted(old.keys() & new.keys()):
+            found += differences(old[key], new[key], f"{path}.{key}" if path else key)
         return found
     return [] if old == new else [f"{path}: {json.dumps(old)} -> {json.dumps(new)}"]

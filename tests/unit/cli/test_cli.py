@@ -329,6 +329,22 @@ def test_a_whole_run_with_answers_before_and_after(tmp_path, capsys, fakes):
     assert "train: already done" in captured.err
 
 
+def test_the_engine_of_the_command_line_stands_above_the_files(tmp_path, capsys, fakes):
+    (fakes / "serve/__main__.py").write_text(
+        "import json, sys; print('engine', json.load(open(sys.argv[2]))['engine']); sys.exit(2)"
+    )
+    path = write(tmp_path, TINY, SERVED)
+    assert main(["run", "-f", str(path), "--state", str(tmp_path / "s"), "--engine", "vllm"]) == 2
+    assert "engine vllm" in capsys.readouterr().err
+
+
+def test_an_engine_that_does_not_go_with_the_file_is_refused(tmp_path, capsys):
+    served = specs.merged(SERVED, {"spec.engine": {"name": "vllm", "extraArgs": ["--seed=1"]}})
+    path = write(tmp_path, TINY, served)
+    assert main(["run", "-f", str(path), "--state", str(tmp_path / "s"), "--engine", "jax"]) == 2
+    assert "ServeEndpoint/support-bot: spec.engine.extraArgs" in capsys.readouterr().err
+
+
 def test_an_endpoint_alone_serves_what_an_earlier_run_made(tmp_path, capsys, fakes):
     state = tmp_path / "state"
     assert main(["run", "-f", str(write(tmp_path, TINY)), "--state", str(state)]) == 0

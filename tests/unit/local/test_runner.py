@@ -192,6 +192,60 @@ def test_a_changed_spec_is_refused_with_the_difference_and_fresh_starts_over(run
     assert not out.exists()
 
 
+def test_a_new_release_does_not_undo_what_is_done(runner):
+    """Its configurations have other keys and its pods other variables."""
+    runner.job(plan(script("train", SAY.format("t"))))
+    path = runner.folders.home("default", "it") / "job.json"
+    state = json.loads(path.read_text())
+    config = state["stages"]["train"]["config"]
+    del config["note"]
+    config["gone"] = 1
+    path.write_text(json.dumps(state))
+    runner.job(plan(script("train", SAY.format("t"), env=[{"name": "NEW", "value": "1"}])))
+    assert trace(runner.folders.root) == ["t"]
+
+
+def test_a_stage_in_the_middle_goes_on_only_with_its_own_command(runner):
+    with pytest.raises(StageError):
+        runner.job(plan(script("train", "exit 1", retries=0)))
+    with pytest.raises(UserError, match="changed since the run began: its command or environment"):
+        runner.job(plan(script("train", "exit 0", retries=0)))
+
+
+@pytest.mark.parametrize("change", ["content", "gone"])
+def test_a_dataset_that_changed_is_refused(runner, tmp_path, change):
+    from support import specs
+    from tunewright_operator.plan.stage import Stage
+    from tunewright_workloads.contract.configs import TrainConfig
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}\n")
+
+    def job():
+        made = script("train", SAY.format("t"))
+        spec = specs.job(specs.TINY)
+        from tunewright_operator import plan as planner
+
+        config = planner.job(spec).stage("train").config
+        assert isinstance(config, TrainConfig)
+        data = config.dataset.model_copy(update={"train": (f"file://{rows}",)})
+        return plan(
+            Stage("train", made.manifests, config.model_copy(update={"dataset": data, "progress": None}))
+        )
+
+    runner.job(job())
+    runner.job(job())
+    assert trace(runner.folders.root) == ["t"]
+    if change == "content":
+        rows.write_text("{}\n{}\n")
+        with pytest.raises(UserError, match=r"changed since the run began: the file .*rows\.jsonl"):
+            runner.job(job())
+    else:
+        rows.unlink()
+        runner.job(job())  # what is done is done: the file is not needed any more
+    assert trace(runner.folders.root) == ["t"]
+
+
 def test_retries_and_labels_may_change_between_runs(runner):
     runner.job(plan(script("train", SAY.format("t"), retries=1)))
     runner.job(plan(script("train", SAY.format("t"), retries=5)))
@@ -369,6 +423,21 @@ def test_an_endpoint_that_ends_before_it_is_ready_shows_why(runner):
     ):
         pass
     assert caught.value.code == 2
+
+
+def test_an_endpoint_left_by_a_killed_run_is_ended_before_the_next_one(runner, notes):
+    """Two servers would hold the model twice."""
+    home = runner.folders.home("default", "it")
+    with ended(subprocess.Popen(["sleep", "300"], start_new_session=True)) as left:
+        record = {"pid": left.pid, "started": processes.started(left.pid)}
+        pidfile = runner.folders.pidfile("default", "it", "serve")
+        pidfile.parent.mkdir(parents=True)
+        pidfile.write_text(json.dumps(record))
+        threading.Thread(target=left.wait, daemon=True).start()
+        with runner.endpoint(server()):
+            assert left.poll() is not None
+    assert any("left by a run that was killed" in line for line in notes.lines)
+    assert home.exists()
 
 
 def test_an_endpoint_that_dies_while_it_serves_is_a_failure(runner):
