@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tunewright_workloads
 from tunewright_operator.plan.stage import Manifest, Stage
 from tunewright_workloads.contract.faults import Fault, UserError, show
 
 MACHINE_OWN = ("/tmp", "/dev/shm")
 """Mounts that every machine has at the same path: never rewritten, because a user's own
 `file:///tmp/...` must stay what it is."""
+
+MACHINE_ENV = ("HOME", "HF_HOME", "XDG_CACHE_HOME")
+"""Variables that a pod needs and a user has: here are logins and downloads that a pod lacks."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,9 @@ def materialise(
         argv[0] = _torch_python(environ) if "tunewright_workloads.gpu" in argv else sys.executable
     planned = _environment(container.get("env", []), stage, namespace, paths, environ)
     env = {**environ, "PYTHONUNBUFFERED": "1", **planned}
+    if argv[0] not in (sys.executable, container["command"][0]):
+        here = str(Path(tunewright_workloads.__file__).parents[1])  # another interpreter, the same workloads
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [here, env.get("PYTHONPATH")]))
     if "JAX_COMPILATION_CACHE_DIR" not in env:
         env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
         env.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -170,6 +177,8 @@ def _environment(
     fields = {"metadata.namespace": namespace, "metadata.name": stage.workload["metadata"]["name"]}
     for item in planned:
         name, source = item["name"], item.get("valueFrom", {})
+        if name in MACHINE_ENV:
+            continue
         if "value" in item:
             env[name] = paths(str(item["value"]))
         elif source.get("fieldRef", {}).get("fieldPath") in fields:

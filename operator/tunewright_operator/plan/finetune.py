@@ -160,7 +160,7 @@ class _Job:
         return self.stage(
             "merge", config, volumes, chip=cpu, rows=slice_of("cpu"),
             artifact=f"{output}/{MERGED}/{MANIFEST}", memory_gib=0.5 + tensor,
-            scratch_gib=self.base_gib() + 8, queued=False,
+            scratch_gib=self.base_gib() + min(8.0, 1 + self.size_gib()), queued=False,
         )  # fmt: skip
 
     def evaluate(self) -> Stage:
@@ -181,7 +181,7 @@ class _Job:
         )
         return self.stage(
             "evaluate", config, volumes, chip=self.chip, rows=self.rows, artifact=None,
-            memory_gib=self.host_memory(), scratch_gib=self.size_gib() + 2, queued=True,
+            memory_gib=self.host_memory(), scratch_gib=2 + (self.size_gib() if output.startswith("gs://") else 0.0), queued=True,
         )  # fmt: skip
 
     # -- parts of configurations --------------------------------------------------------------

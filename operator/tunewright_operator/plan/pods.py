@@ -25,6 +25,9 @@ from tunewright_workloads.contract.faults import Fault, UserError, show
 USER = 65532
 """uid and gid of our images ("nonroot" of distroless)."""
 
+WRITABLE = {"HOME": WORK, "HF_HOME": f"{WORK}/huggingface", "XDG_CACHE_HOME": f"{WORK}/cache"}
+"""Where libraries keep what they keep: our uid has no home, and the image is read-only."""
+
 CONTAINER_SECURITY: Manifest = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -92,7 +95,7 @@ def environment(
     planned: dict[str, Any], user: PodTemplate, place: str = "spec.podTemplate.env"
 ) -> list[Manifest]:
     """Our variables, then the user's. Raises UserError where both name the same."""
-    base = {"HF_HOME": f"{WORK}/huggingface", "XDG_CACHE_HOME": f"{WORK}/cache", **planned}
+    base = {**WRITABLE, **planned}
     ours = [{"name": k, **(v if isinstance(v, dict) else {"value": v})} for k, v in base.items()]
     faults = [
         Fault(f"{place}[{i}].name", "is set by the plan", show(e.name), "Remove it.")

@@ -117,6 +117,16 @@ def test_a_planned_variable_wins_over_the_shell(tmp_path):
     assert build(stage, tmp_path, environ={"A": "shell"}).env["A"] == "planned"
 
 
+def test_the_users_home_and_caches_stay_the_users(tmp_path):
+    """A login to the hub and what was downloaded before are there."""
+    from tunewright_operator.plan.pods import WRITABLE
+
+    env = [{"name": name, "value": value} for name, value in WRITABLE.items()]
+    command = build(script("train", "", env=env), tmp_path, environ={"HOME": "/home/me"})
+    assert command.env["HOME"] == "/home/me"
+    assert "HF_HOME" not in command.env
+
+
 def test_a_volume_that_only_a_cluster_has_is_refused(tmp_path):
     volume = {"name": "bucket", "csi": {"driver": "gcsfuse.csi.storage.gke.io"}}
     with pytest.raises(UserError, match="volume bucket is a csi"):

@@ -463,6 +463,15 @@ def test_scratch_is_asked_for_so_that_a_pod_starts_only_where_it_fits():
     assert requests["ephemeral-storage"] == "65Gi", "61.4 GB of weights that are downloaded, and a margin"
 
 
+def test_a_tiny_model_asks_for_little():
+    """So that the quickstart fits on any node."""
+    for stage in plan.job(specs.job(TINY | {"spec.evaluation": {}, "spec.dataset.validation": ["pvc://d/v"],
+                                            "spec.dataset.train": ["sample://faq"]})).stages:  # fmt: skip
+        requests = stage.container["resources"]["requests"]
+        assert int(requests["ephemeral-storage"].removesuffix("Gi")) <= 2
+        assert int(requests["memory"].removesuffix("Mi")) <= 1100
+
+
 def test_a_storage_class_makes_scratch_a_volume_of_its_own():
     stage = plan.job(specs.job(), Settings(scratch_class="premium-rwo")).stage("train")
     (work,) = [v for v in stage.template["spec"]["volumes"] if v["name"] == "work"]

@@ -95,3 +95,12 @@ def test_every_child_is_labelled_and_in_the_namespace(made):
 def test_no_two_children_have_one_name(made):
     found = [(m["kind"], m["metadata"]["name"]) for m in made.manifests()]
     assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("template", PODS)
+def test_libraries_write_where_they_may(template):
+    (container,) = template["spec"]["containers"]
+    mounts = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
+    env = {e["name"]: e.get("value") for e in container["env"]}
+    for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME"):
+        assert any(env[name] == m or env[name].startswith(f"{m}/") for m in mounts)
