@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-vllm install-gpu demo test test-fast lint format crds lock clean
+.PHONY: help install install-test install-vllm install-gpu demo test test-fast test-cluster e2e lint format crds lock clean
 
 PYTHON ?= python3
 UV := .uv/bin/uv
@@ -40,6 +40,13 @@ test: install install-test  ## All tests (vLLM's too, where it can be installed)
 	@tools/try-vllm
 	.venv-test/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
 
+test-cluster: install-test  ## Tests against a real API server, built from Go modules on first use
+	.venv-test/bin/python -m pytest tests/cluster $(PYTEST_ARGS)
+
+e2e: install-test  ## The quickstart with kubectl on a real node on this machine (root, Linux)
+	.venv-test/bin/python -m tests.e2e.box install
+	.venv-test/bin/python -m pytest -m e2e tests/e2e -s $(PYTEST_ARGS)
+
 test-fast: install-test  ## Unit and contract tests only
 	.venv-test/bin/python -m pytest tests/unit tests/contract $(PYTEST_ARGS)
 
@@ -56,6 +63,7 @@ format: install-test  ## Write the formatter's and the linter's safe changes
 crds: install  ## Write manifests/crds and docs/reference.md from the models
 	.venv/bin/python -m tunewright_operator.api.crds --output manifests/crds
 	.venv/bin/python -m tunewright_operator.api.reference --output docs/reference.md
+	.venv/bin/python -m tunewright_operator.reconcile.rbac
 
 lock: $(UV)  ## Resolve requirements/*.txt anew from pyproject.toml
 	@tools/lock "$(UV)"
