@@ -28,10 +28,11 @@ import requests
 
 from tunewright_workloads import storage
 from tunewright_workloads.contract.configs import MergeConfig, load
-from tunewright_workloads.merge import publish, stream
+from tunewright_workloads.merge import publish, sink, stream
 from tunewright_workloads.storage import cloud  # noqa: F401  # imported before the forks, which need it
 
-stream.Streamer.__init__.__defaults__ = (2, 64 << 10)  # small blocks: more points
+stream.Streamer.__init__.__defaults__ = (2, 64 << 10)  # small blocks and chunks: more points
+sink._CHUNK = 64 << 10
 
 
 class Counter:
@@ -59,7 +60,9 @@ class Counter:
 
     def watch(self, remote: bool) -> None:
         write = os.write
+        pwrite = os.pwrite
         self.wrap(os, "write", lambda number, data: write(number, data[: len(data) // 2]))
+        self.wrap(os, "pwrite", lambda number, data, at: pwrite(number, data[: len(data) // 8192 * 4096], at))
         for name in ("fsync", "fdatasync", "unlink", "rename", "replace", "mkdir", "ftruncate"):
             self.wrap(os, name)
         if remote:

@@ -18,6 +18,7 @@ from tunewright_workloads import storage
 from tunewright_workloads.contract.faults import UserError
 from tunewright_workloads.contract.lineage import Manifest
 from tunewright_workloads.merge import publish, verify
+from tunewright_workloads.storage.digests import crc32c
 
 
 def same(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
@@ -129,10 +130,8 @@ def test_the_manifest_has_every_file_and_the_whole_lineage(dense: SimpleNamespac
     assert {n: (d.size, d.sha256) for n, d in manifest.files.items()} == {
         n: (len(data), hashlib.sha256(data).hexdigest()) for n, data in out.items()
     }
-    files = sorted(
-        (p.name, hashlib.sha256(p.read_bytes()).hexdigest()) for p in dense.base.glob("*.safetensors")
-    )
-    assert manifest.base.digest == hashlib.sha256(json.dumps([list(f) for f in files]).encode()).hexdigest()
+    digests = [[p.name, f"crc32c:{crc32c(p.read_bytes())}"] for p in sorted(dense.base.glob("*.safetensors"))]
+    assert manifest.base.digest == hashlib.sha256(json.dumps(digests).encode()).hexdigest()
     assert (manifest.adapter.step, manifest.adapter.rank, manifest.adapter.alpha) == (3, 4, 8.0)
     assert manifest.dataset_digest == "d1"
 

@@ -30,7 +30,10 @@ class Base(_Record):
 
     source: str
     revision: str | None = Field(None, description="Commit of the source, where it has commits")
-    digest: str = Field(description="sha256 over names and digests of the base's weight files")
+    digest: str = Field(
+        description="sha256 over names and digests of the base's weight files: the sha256 that the hub names, "
+        "elsewhere the crc32c that Cloud Storage names"
+    )
 
 
 class Adapter(_Record):

@@ -39,7 +39,8 @@ class Base:
         else:
             self.store = storage.store(source, revision=revision, place=place)
         self.commit: str | None = getattr(self.store, "commit", None)
-        if (cached := getattr(self.store, "offline", None)) is not None:
+        cached: Path | None = getattr(self.store, "offline", None)
+        if cached is not None:
             self.local, self.store = True, storage.store(f"file://{cached}/{parsed.path}", place=place)
         self._work = work / "base"
         self._digests: dict[str, str] = {}
@@ -121,7 +122,7 @@ class Base:
         """For each item of `wanted` (names of weight files), in order, where they are.
 
         A fetched file is removed once no later item needs it; the next item's are fetched ahead.
-        digest: fetched files are hashed as they come, for `digest` to know.
+        digest: fetched files are read once more as they come, for `digest` to know.
         """
         if self.local:
             root = Path(self.store.uri.path)
@@ -140,8 +141,8 @@ class Base:
         def fetch(names: list[str]) -> dict[str, Path]:
             for name in names:
                 self.store.fetch(self.entries[name], self._work / name)
-                if digest and name not in self._digests:
-                    self._digests[name] = digests.sha256(self._work / name)
+                if digest and not self.known(name):
+                    self._digests[name] = f"crc32c:{digests.crc32c(self._work / name)}"
             return {n: self._work / n for n in names}
 
         ahead: Future[dict[str, Path]] | None = pool.submit(fetch, wanted[0]) if wanted else None
@@ -156,10 +157,17 @@ class Base:
                 if name not in later:
                     (self._work / name).unlink(missing_ok=True)
 
+    def known(self, name: str) -> str | None:
+        """Digest of a weight file, where it is known without reading the file."""
+        if name not in self._digests and not self.local and (named := self.store.digest(name)):
+            self._digests[name] = named
+        return self._digests.get(name)
+
     def digest(self, name: str) -> str:
-        """sha256 of a weight file: of a local one now, of a fetched one as it was when it came."""
-        if name not in self._digests:
-            self._digests[name] = digests.sha256(Path(self.store.uri.path) / name)
+        """Digest of a weight file: as its store names it, else its crc32c."""
+        if known := self.known(name):
+            return known
+        self._digests[name] = f"crc32c:{digests.crc32c(Path(self.store.uri.path) / name)}"
         return self._digests[name]
 
 

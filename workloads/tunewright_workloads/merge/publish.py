@@ -256,6 +256,14 @@ def _probed(
                 progress.say(f"log-probabilities differ from base + adapter by {result.difference.mean:.2g}")
             return result.probes
         reason = "the process that ran it was killed"
+    progress.say(f"{reason}: reading the finished model layer by layer instead")
+    width = 2 if config.dtype in ("bfloat16", "float16") else 4
+    reason = probe.streams(architecture.read(inputs.small), width)
+    if reason is None:
+        result = probe.stream(config.output, inputs.small)
+        if result is not None:
+            return result.probes
+        reason = "the process that read it was killed"
     progress.say(f"no probes are recorded: {reason}")
     return []
 
@@ -315,15 +323,15 @@ def _shards(
                 target = staging / f"{uuid.uuid4().hex}.safetensors"
                 written = streamer.write(shard, paths, target, progress.tensor)
                 if shard.whole and written.base:
-                    weights[shard.whole] = written.base
+                    weights[shard.whole] = note = inputs.base.known(shard.whole) or written.base
+                else:
+                    note = ""
                 merged += sum(1 for p in shard.pieces if p.change)
                 files[shard.name] = written.digest
                 if len(waiting) >= uploads:
                     waiting.popleft().result()
                 waiting.append(
-                    putter.submit(
-                        store.put, shard.name, target, tag=tag, digest=written.digest, note=written.base or ""
-                    )
+                    putter.submit(store.put, shard.name, target, tag=tag, digest=written.digest, note=note)
                 )
             for _ in ready:
                 pass  # fetched for their digests alone

@@ -20,13 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 
 from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.contract.lineage import FileDigest
 from tunewright_workloads.merge.adapter import Pair
 from tunewright_workloads.merge.layout import Piece, Shard
+from tunewright_workloads.merge.sink import Sink
 from tunewright_workloads.merge.tensors import FLOATS, WIDTHS
+from tunewright_workloads.storage import digests
 
 BLOCK = 8 << 20
 """bytes of the base read at once"""
@@ -36,13 +39,17 @@ _LIMITS = {
 }  # fmt: skip
 """What rounds to infinity: half a unit in the last place above the largest number."""
 
-_SYNC = 256 << 20
-"""bytes between two hints to the disk; without them the last fsync has everything left to do"""
+_ROWS = 64
+"""rows of a block that are summed at a time; part of what the bits depend on"""
+
+
+_LAG = 2
+"""blocks that the digest may be behind"""
 
 
 @dataclass(frozen=True)
 class Written:
-    """A finished shard, and the digest of the base file that it was made from (None: of several)."""
+    """A finished shard, and the crc32c of the base file that it was made from (None: of several)."""
 
     digest: FileDigest
     base: str | None
@@ -69,17 +76,16 @@ class Files:
         for number in self._numbers.values():
             os.close(number)
 
-    def read(self, file: str, offset: int, size: int) -> bytearray:
+    def read(self, file: str, offset: int, size: int) -> bytes:
         """Exactly `size` bytes. Raises UserError when the file has become shorter."""
-        data = bytearray(size)
-        view, done = memoryview(data), 0
-        while done < size:
-            count = os.preadv(self._numbers[file], [view[done:]], offset + done)
-            if count == 0:
+        data = os.pread(self._numbers[file], size, offset)
+        while len(data) < size:
+            more = os.pread(self._numbers[file], size - len(data), offset + len(data))
+            if not more:
                 raise UserError(
                     Fault(file, "became shorter while it was read", None, "Fetch the base again.")
                 )
-            done += count
+            data += more
         return data
 
 
@@ -115,56 +121,52 @@ class Streamer:
         self.block, self._depth = block, workers + 2
         self._pool = ThreadPoolExecutor(workers, "merge")
         self._order = ThreadPoolExecutor(1, "digest")
-        self._flush = ThreadPoolExecutor(1, "flush")
 
     def __enter__(self) -> Streamer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pool in (self._pool, self._order, self._flush):
+        for pool in (self._pool, self._order):
             pool.shutdown(cancel_futures=True)
 
     def write(
         self, shard: Shard, base: dict[str, Path], target: Path, done: Callable[[Piece], None]
     ) -> Written:
-        """Writes `shard` to `target`, not yet synced.
+        """Writes `shard` to `target`, on the disk when this returns.
 
         base: local path of every base file of `shard.files`. done: called after each tensor.
         Raises UserError when a sum is not finite, or a base file is damaged.
         """
-        ours, theirs = hashlib.sha256(), hashlib.sha256()
-        number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        pairs, size = _Pairs(), len(shard.header)
-        flushed, flushing = 0, None
+        ours, theirs = hashlib.sha256(), 0
+        sink, pairs = Sink(target, shard.size), _Pairs()
+        hashing: deque[Future[None]] = deque()
         try:
             with Files(base) as files:
                 if shard.whole:
-                    theirs.update(self._head(files, shard))
+                    theirs = google_crc32c.value(self._head(files, shard))
                 ours.update(shard.header)
-                _write(number, shard.header)
+                sink.write(shard.header)
                 for block, future in self._ahead(files, shard, pairs):
                     raw, out = future.result()
-                    # In order, beside this thread: hashing takes as long as writing does.
-                    hashed = self._order.submit(theirs.update, raw) if shard.whole else None
-                    _write(number, out)
-                    ours.update(out)
-                    size += len(out)
-                    if hashed:
-                        hashed.result()
-                    if size - flushed >= _SYNC and (flushing is None or flushing.done()):
-                        flushed, flushing = size, self._flush.submit(os.fdatasync, number)
+                    # In order, beside this thread: hashing takes longer than everything else.
+                    hashing.append(self._order.submit(ours.update, out))
+                    sink.write(out)
+                    if shard.whole:
+                        theirs = google_crc32c.extend(theirs, raw)
+                    if len(hashing) > _LAG:
+                        hashing.popleft().result()
                     if block.stop == _extent(block.piece):
                         done(block.piece)
-            if flushing:
-                flushing.result()
+            while hashing:
+                hashing.popleft().result()
+            size = sink.size
+            sink.close()
         finally:
-            if flushing:
-                flushing.cancel() or flushing.exception()
-            os.close(number)
+            sink.abandon()
         if size != shard.size:
             raise RuntimeError(f"{shard.name}: {size} bytes were written, {shard.size} were planned")
         digest = FileDigest(size=size, sha256=ours.hexdigest())
-        return Written(digest, theirs.hexdigest() if shard.whole else None)
+        return Written(digest, f"crc32c:{digests.crc32c_text(theirs)}" if shard.whole else None)
 
     def merged(self, files: Files, piece: Piece) -> Iterator[Any]:
         """The bytes of one changed tensor, block by block, as `write` writes them."""
@@ -176,7 +178,7 @@ class Streamer:
         first = min((p.tensor.begin for p in shard.pieces), default=None)
         if first is None:
             return shard.header  # a file without tensors is its header
-        return bytes(files.read(shard.whole or "", 0, first))
+        return files.read(shard.whole or "", 0, first)
 
     def _ahead(
         self, files: Files, shard: Shard, pairs: _Pairs
@@ -219,34 +221,31 @@ class Streamer:
         return raw, out
 
 
-def _merge(raw: bytearray, block: _Block, pair: Pair) -> memoryview:
+def _merge(raw: bytes, block: _Block, pair: Pair) -> memoryview:
     """Rows [start, stop) of round(W + scale * b @ a) as bytes."""
     tensor, change = block.piece.tensor, block.piece.change
     assert change is not None
     a, b = pair
     weight = np.frombuffer(raw, FLOATS[tensor.dtype]).reshape(-1, tensor.shape[1])
-    wide = np.float64 if tensor.dtype == "F64" else np.float32
-    total = np.matmul(b[block.start : block.stop] * np.float32(change.scale), a).astype(wide, copy=False)
-    total += weight.astype(wide, copy=False)
+    out = np.empty(weight.shape, FLOATS[block.piece.dtype])
+    factor = b[block.start : block.stop] * np.float32(change.scale)
+    wide = np.dtype(np.float64 if tensor.dtype == "F64" else np.float32)
     limit = _LIMITS[block.piece.dtype]
-    if not (total.min() > -limit and total.max() < limit):  # false for NaN as well
-        raise UserError(
-            Fault(
-                " + ".join(change.keys),
-                f"makes {tensor.name} not finite in {block.piece.dtype}",
-                None,
-                "Merge an earlier step, or with dtype bfloat16 or float32 where float16 is too narrow.",
+    for at in range(0, len(weight), _ROWS):  # as much as stays in the core's cache
+        total = np.matmul(factor[at : at + _ROWS], a).astype(wide, copy=False)
+        total += weight[at : at + _ROWS].astype(wide, copy=False)
+        if not (total.min() > -limit and total.max() < limit):  # false for NaN as well
+            raise UserError(
+                Fault(
+                    " + ".join(change.keys),
+                    f"makes {tensor.name} not finite in {block.piece.dtype}",
+                    None,
+                    "Merge an earlier step, or with dtype bfloat16 or float32 where float16 is too narrow.",
+                )
             )
-        )
-    out = total.astype(FLOATS[block.piece.dtype], copy=False)
-    return memoryview(np.ascontiguousarray(out).view(np.uint8).reshape(-1).data)
+        out[at : at + _ROWS] = total
+    return memoryview(out.view(np.uint8).reshape(-1).data)
 
 
 def _extent(piece: Piece) -> int:
     return piece.tensor.shape[0] if piece.change else piece.tensor.size
-
-
-def _write(number: int, data: Any) -> None:
-    view = memoryview(data)
-    while len(view):
-        view = view[os.write(number, view) :]

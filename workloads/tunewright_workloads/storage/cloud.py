@@ -10,7 +10,6 @@ STORAGE_EMULATOR_HOST is honoured by the client library (tests, and local emulat
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -24,7 +23,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import google_crc32c
 from google.api_core import exceptions as api
 from google.api_core.retry import Retry
 from google.auth import exceptions as auth
@@ -35,7 +33,7 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from tunewright_workloads.contract.faults import Fault, UserError, show
 from tunewright_workloads.contract.lineage import FileDigest
 from tunewright_workloads.contract.uris import Uri
-from tunewright_workloads.storage import files
+from tunewright_workloads.storage import digests, files
 from tunewright_workloads.storage.faults import LostClaimError, StorageError
 from tunewright_workloads.storage.files import STATE
 from tunewright_workloads.storage.store import Entry, Finished
@@ -114,13 +112,17 @@ class CloudStore:
             raise FileNotFoundError(f"{self.uri}/{name}")
         for _ in range(_TRIES):
             data = self._range(blob, 0, blob.size)
-            if _crc(data) == blob.crc32c:
+            if digests.crc32c(data) == blob.crc32c:
                 return data
         raise self._corrupt(name)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         blob = self._bucket.blob(self._prefix + name)
         return self._range(blob, offset, size)
+
+    def digest(self, name: str) -> str | None:
+        blob = self._get(name)
+        return None if blob is None or blob.crc32c is None else f"crc32c:{blob.crc32c}"
 
     def fetch(self, entry: Entry, target: Path) -> None:
         """Downloads one generation of an object in parallel ranges.
@@ -146,7 +148,7 @@ class CloudStore:
             part = target.with_name(f".{target.name}.part")
             for _ in range(_TRIES):
                 self._ranges(blob, entry, part, stamp)
-                if _crc_of(part) == blob.crc32c:
+                if digests.crc32c(part) == blob.crc32c:
                     break
                 part.unlink()
             else:
@@ -224,7 +226,7 @@ class CloudStore:
         digest: FileDigest | None = None,
         note: str = "",
     ) -> None:
-        crc = _crc(source) if isinstance(source, bytes) else _crc_of(source)
+        crc = digests.crc32c(source)
         metadata = {_CRC: crc}
         if tag and digest is not None:
             metadata |= {_TAG: tag, _SHA: digest.sha256, _NOTE: note}
@@ -233,7 +235,7 @@ class CloudStore:
             source.unlink(missing_ok=True)
 
     def publish(self, name: str, data: bytes) -> None:
-        self._upload(name, data, _crc(data), {_CRC: _crc(data)})
+        self._upload(name, data, digests.crc32c(data), {_CRC: digests.crc32c(data)})
 
     def _upload(self, name: str, source: Path | bytes, crc: str, metadata: dict[str, str]) -> None:
         if self._expected is not None and self._claimed is None:
@@ -303,7 +305,7 @@ class CloudStore:
 
     def adopt(self, names: Mapping[str, FileDigest]) -> None:
         data = json.dumps(sorted(names)).encode()
-        self._send(_ADOPTED, data, _crc(data), {}, None)
+        self._send(_ADOPTED, data, digests.crc32c(data), {}, None)
         self._adopted = set(names)
 
     def remove(self, name: str) -> None:
@@ -365,7 +367,7 @@ class CloudStore:
                     continue
             data = json.dumps({"tag": tag, "holder": holder}).encode()
             try:
-                self._claimed = (tag, self._send(_CLAIM, data, _crc(data), {}, before))
+                self._claimed = (tag, self._send(_CLAIM, data, digests.crc32c(data), {}, before))
                 return
             except api.PreconditionFailed:
                 continue
@@ -381,7 +383,10 @@ class CloudStore:
         while self._claimed is not None and not stop.wait(LEASE / 4):
             try:
                 try:
-                    self._claimed = (tag, self._send(_CLAIM, data, _crc(data), {}, self._claimed[1]))
+                    self._claimed = (
+                        tag,
+                        self._send(_CLAIM, data, digests.crc32c(data), {}, self._claimed[1]),
+                    )
                 except api.PreconditionFailed:
                     blob = self._get(_CLAIM)
                     twin = blob is not None and self._claimant(blob).get("tag") == tag
@@ -496,19 +501,6 @@ _LOGIN = "Check the pod's service account, or run `gcloud auth application-defau
 def _principal(client: gcs.Client) -> str:
     credentials = client._credentials
     return str(getattr(credentials, "service_account_email", None) or type(credentials).__name__)
-
-
-def _crc(data: bytes) -> str:
-    """As GCS writes it: base64 of the big-endian crc32c."""
-    return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
-
-
-def _crc_of(path: Path) -> str:
-    value, buffer = 0, bytearray(CHUNK)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            value = google_crc32c.extend(value, bytes(memoryview(buffer)[:count]))
-    return base64.b64encode(value.to_bytes(4, "big")).decode()
 
 
 def _read(path: Path) -> str:

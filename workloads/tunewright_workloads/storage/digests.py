@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -9,7 +10,9 @@ import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-_BUFFER = 4 << 20
+import google_crc32c
+
+_BUFFER = 8 << 20
 _SAMPLE = 4096
 
 
@@ -21,6 +24,21 @@ def sha256(path: Path) -> str:
         while count := file.readinto(view):
             state.update(view[:count])
     return state.hexdigest()
+
+
+def crc32c(data: Path | bytes) -> str:
+    """As Cloud Storage writes it: base64 of the big-endian crc32c. Of a file's content, or of bytes."""
+    if isinstance(data, bytes):
+        return crc32c_text(google_crc32c.value(data))
+    value = 0
+    with data.open("rb", buffering=0) as file:
+        while block := file.read(_BUFFER):
+            value = google_crc32c.extend(value, block)
+    return crc32c_text(value)
+
+
+def crc32c_text(value: int) -> str:
+    return base64.b64encode(value.to_bytes(4, "big")).decode()
 
 
 def weights(directory: Path) -> list[Path]:

@@ -54,6 +54,9 @@ class FileStore:
             file.seek(offset)
             return file.read(size)
 
+    def digest(self, name: str) -> str | None:
+        return None  # a file system names none
+
     def fetch(self, entry: Entry, target: Path) -> None:
         copy(self.root / entry.name, target)
 

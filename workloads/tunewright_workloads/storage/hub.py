@@ -115,9 +115,8 @@ class HubStore:
         if target.is_file() and target.stat().st_size == entry.size and _read_version(target) == self.commit:
             return
         cached = self._cached(entry.name).resolve()
-        wanted = next((s for s in self._info if s.rfilename == self._below + entry.name), None)
-        lfs = getattr(wanted, "lfs", None)
-        if lfs is not None and digests.sha256(cached) != lfs.sha256:
+        wanted = self.digest(entry.name)
+        if wanted is not None and f"sha256:{digests.sha256(cached)}" != wanted:
             cached.unlink()
             raise StorageError(f"{self.uri}/{entry.name}: arrived damaged (sha256 does not match)")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -127,6 +126,11 @@ class HubStore:
         except OSError:
             files.copy(cached, target)
         _version(target).write_text(self.commit)
+
+    def digest(self, name: str) -> str | None:
+        found = next((s for s in self._info if s.rfilename == self._below + name), None)
+        sha256 = getattr(getattr(found, "lfs", None), "sha256", None)
+        return f"sha256:{sha256}" if sha256 else None
 
     def _cached(self, name: str) -> Path:
         if not self.exists(name):

@@ -51,6 +51,10 @@ class Store(Protocol):
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Bytes [offset, offset + size) of a file; fewer only at its end. Raises FileNotFoundError."""
 
+    def digest(self, name: str) -> str | None:
+        """A file's digest as the place itself names it, which `fetch` checks: `sha256:hex` or
+        `crc32c:base64`; None where it names none."""
+
     def fetch(self, entry: Entry, target: Path) -> None:
         """Copies a file to `target`, checked and resumable; atomic."""
 
