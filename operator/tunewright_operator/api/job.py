@@ -436,7 +436,8 @@ class FineTuneJobSpec(Section):
         description="seconds after which the finished job is deleted with its pods; its output stays.",
     )
     service_account_name: Name | None = Field(
-        None, description="Service account of the pods, for Workload Identity. Default: the namespace's."
+        None,
+        description="Service account of the pods, for Workload Identity. Default: one of the job's own, which may only write its progress.",
     )
     pod_template: PodTemplate = section(PodTemplate, "What is added to every pod.")
 
