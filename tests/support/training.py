@@ -93,9 +93,16 @@ class Job:
 
     def adapter(self, step: int) -> dict[str, np.ndarray]:
         """The adapter of a checkpoint by dotted path."""
+        import jax
         import orbax.checkpoint as ocp
 
-        tree = ocp.StandardCheckpointer().restore(self.out / "checkpoints" / str(step) / "adapter")
+        # As numpy: a checkpoint of another topology has shardings that do not exist here.
+        path = self.out / "checkpoints" / str(step) / "adapter"
+        with ocp.PyTreeCheckpointer() as reader:
+            wanted = jax.tree.map(
+                lambda _: ocp.RestoreArgs(restore_type=np.ndarray), reader.metadata(path).item_metadata.tree
+            )
+            tree = reader.restore(path, restore_args=wanted)
         found: dict[str, np.ndarray] = {}
 
         def walk(node: Any, path: str) -> None:

@@ -117,7 +117,7 @@ def run(adapted: Any, batches: Batches, micro: int, steps: int = 3) -> tuple[lis
     with adapted.mesh:
         adapter = jax.device_put(adapter, jax.tree.map(lambda x: x.sharding, adapted.adapter))
         state = start(chain, adapter, adapted.mesh)
-        step = p.train(chain, adapter, state)
+        step = p.train(chain, optimizer.schedule(config, 10), adapter, state)
         for i in range(steps):
             arrays = p.place(batches.at(i), micro)
             adapter, state, values = step(adapter, state, p.base, arrays, np.int32(i))

@@ -132,6 +132,9 @@ class TrainConfig(Config):
     output: str
     work: str = Field(description="Scratch directory of the pod")
     progress: str | None = Field(None, description="File that the newest progress record is written to")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of Prometheus metrics; None: not served; 0: any free port"
+    )
 
     @field_validator("output")
     @classmethod

@@ -17,8 +17,8 @@ from tunewright_workloads.contract import configs, exits
 from tunewright_workloads.contract.faults import UserError
 from tunewright_workloads.contract.progress import Progress, ProgressFile
 from tunewright_workloads.data import report as reports
+from tunewright_workloads.train import hosts, prepare
 from tunewright_workloads.train import output as outputs
-from tunewright_workloads.train import prepare
 from tunewright_workloads.train.metrics import say
 from tunewright_workloads.train.stop import Stop
 
@@ -44,8 +44,9 @@ def main(argv: Sequence[str] | None = None, program: Literal["jax", "torch"] = "
 
 def train(config: configs.TrainConfig, program: Literal["jax", "torch"] = "jax") -> int:
     """Runs the configuration. Raises UserError for whatever the user can mend."""
-    output = outputs.Output(config.output, Path(config.work))
-    progress = ProgressFile(config.progress)
+    chief = hosts.rank(config.mesh.hosts) == 0
+    output = outputs.Output(config.output, Path(config.work), chief=chief)
+    progress = ProgressFile(config.progress if chief else None)
     progress.write(Progress(stage="train", message="checking the inputs"))
     sources = prepare.sources(config)
     # The two programs keep their checkpoints differently: neither goes on with the other's.
@@ -80,6 +81,7 @@ def train(config: configs.TrainConfig, program: Literal["jax", "torch"] = "jax")
         from tunewright_workloads.gpu import run as torch_run
 
         return torch_run.train(run, output, Stop())
+    hosts.join(config.mesh.hosts)
     from tunewright_workloads.train.run import Trainer
 
     stop = Stop()

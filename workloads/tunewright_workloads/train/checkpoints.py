@@ -17,13 +17,28 @@ import orbax.checkpoint as ocp
 Tree = dict[str, Any]
 
 
+METRIC = "evalLoss"
+
+
 class Checkpoints:
     """The checkpoints below one path or gs:// URI."""
 
     def __init__(self, path: str, keep: int) -> None:
         logging.getLogger("absl").setLevel(logging.ERROR)
+        policies = ocp.checkpoint_managers
+        best = policies.BestN(
+            get_metric_fn=lambda metrics: metrics[METRIC],
+            reverse=True,
+            n=1,
+            keep_checkpoints_without_metrics=False,
+        )
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, create=True, cleanup_tmp_directories=True, enable_async_checkpointing=True
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
+            best_fn=lambda metrics: metrics[METRIC],
+            best_mode="min",
+            create=True,
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=True,
         )
         self._manager = ocp.CheckpointManager(
             path, options=options, item_names=("adapter", "optimizer", "state")
@@ -53,8 +68,12 @@ class Checkpoints:
         )
         return restored["adapter"], restored["optimizer"]
 
-    def save(self, step: int, adapter: Tree, optimizer: Any, state: Mapping[str, Any]) -> None:
+    def save(
+        self, step: int, adapter: Tree, optimizer: Any, state: Mapping[str, Any], loss: float | None = None
+    ) -> None:
         """Starts to save; the arrays are copied before this returns, the rest happens beside training.
+
+        loss: on the validation rows at this very step, if it was measured.
 
         Waits for an earlier save first.
         """
@@ -65,8 +84,13 @@ class Checkpoints:
                 optimizer=ocp.args.StandardSave(optimizer),
                 state=ocp.args.JsonSave(dict(state)),
             ),
+            metrics=None if loss is None else {METRIC: loss},
             force=True,
         )
+
+    def best(self) -> int | None:
+        """The committed step with the least validation loss, which is kept however old it is."""
+        return self._manager.best_step()
 
     def wait(self) -> None:
         """Returns when what was saved is committed. Raises what went wrong in the background."""

@@ -35,6 +35,7 @@ class Metrics:
     ) -> None:
         self.output, self.progress, self.total, self.clock = output, progress, total, clock
         self.lines: list[dict[str, Any]] = []
+        self.observers: list[Callable[[dict[str, Any]], None]] = []
         self.checkpoint: int | None = None
         self.eval_loss: float | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT)
@@ -47,7 +48,8 @@ class Metrics:
         self.lines = [line for line in read(self.output) if line.get("step", 0) <= step]
         attempt = 1 + sum(line["event"] == "start" for line in self.lines)
         self.output.write(METRICS, "".join(json.dumps(line) + "\n" for line in self.lines))
-        self._file = self.output.path(METRICS).open("a", encoding="utf-8")
+        if self.output.chief:
+            self._file = self.output.path(METRICS).open("a", encoding="utf-8")
         self.add({"event": "start", "step": step, "attempt": attempt})
 
     def add(self, line: dict[str, Any]) -> None:
@@ -56,6 +58,8 @@ class Metrics:
         if self._file is not None:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
+        for observer in self.observers:
+            observer(line)
 
     def step(self, step: int, epoch: float, values: dict[str, float], useful: int, seconds: float) -> None:
         """An optimizer step: its token-weighted mean loss, counts and time."""

@@ -22,9 +22,13 @@ RUN, METRICS, REPORT, CHECKPOINTS = "run.json", "metrics.jsonl", "report.json", 
 
 
 class Output:
-    """The output directory or prefix. Small files are written here first, whole, and then published."""
+    """The output directory or prefix. Small files are written here first, whole, and then published.
 
-    def __init__(self, uri: str, work: Path) -> None:
+    chief: whether this process is the one that writes; the others of a job only read.
+    """
+
+    def __init__(self, uri: str, work: Path, *, chief: bool = True) -> None:
+        self.chief = chief
         self.uri = uris.parse(uri, "output", writable=True)
         self.local = self.uri.scheme == "file"
         self.root = Path(self.uri.path) if self.local else work / "output"
@@ -56,6 +60,8 @@ class Output:
 
     def write(self, name: str, content: str) -> None:
         """Replaces a file as a whole."""
+        if not self.chief:
+            return
         path = self.path(name)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
@@ -72,7 +78,7 @@ class Output:
 
     def publish(self, name: str) -> None:
         """Copies a local file to where the output is, if that is elsewhere."""
-        if not self.local:
+        if self.chief and not self.local:
             storage.store(str(self.uri), place="output").put(name, self.path(name).read_bytes())
 
     def started(self) -> bool:

@@ -26,11 +26,12 @@ from tunewright_workloads.train import mesh as meshes
 
 
 class Metrics(NamedTuple):
-    """Of one step: token-weighted mean loss (nats), gradient norm before clipping, trained tokens."""
+    """Of one step: token-weighted mean loss (nats), gradient norm before clipping, trained tokens, rate."""
 
     loss: jax.Array
     grad_norm: jax.Array
     tokens: jax.Array
+    rate: jax.Array
 
 
 class Program:
@@ -58,7 +59,9 @@ class Program:
         """Summed loss of the trained tokens of rows [B, T], nats. key: of dropout, which None turns off."""
         return program.loss(adapter, base, rows, self.settings, key)[0]
 
-    def train(self, optimizer: optax.GradientTransformation, adapter: Any, state: Any) -> Any:
+    def train(
+        self, optimizer: optax.GradientTransformation, rate: optax.Schedule, adapter: Any, state: Any
+    ) -> Any:
         """The jitted step: (adapter, state, base, batch [k, m, T], number) -> (adapter, state, Metrics).
 
         number: the step's, from 0; dropout depends on it and not on where the run was resumed.
@@ -85,7 +88,11 @@ class Program:
             grads = jax.tree.map(lambda g: g / count, grads)
             norm = optax.global_norm(grads)
             updates, state = optimizer.update(grads, state, adapter)
-            return optax.apply_updates(adapter, updates), state, Metrics(loss / count, norm, tokens)
+            return (
+                optax.apply_updates(adapter, updates),
+                state,
+                Metrics(loss / count, norm, tokens, jnp.asarray(rate(number))),
+            )
 
         same = jax.tree.map(lambda x: x.sharding, (adapter, state))
         every = NamedSharding(self.mesh, PartitionSpec())
@@ -102,7 +109,7 @@ class Program:
             losses = jax.lax.map(lambda rows: self.sum_loss(adapter, base, rows), dict(batch))
             return jnp.sum(losses), jnp.sum(batch["weights"])
 
-        return jax.jit(total)
+        return jax.jit(total, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
 
 
 def start(optimizer: optax.GradientTransformation, adapter: Any, mesh: Mesh) -> Any:

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from tunewright_workloads.contract import exits
+from tunewright_workloads.contract import accelerators, exits, models
 from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.contract.progress import ProgressFile
 from tunewright_workloads.gemma import program, stages
+from tunewright_workloads.train import board, hosts, record
 from tunewright_workloads.train import mesh as meshes
 from tunewright_workloads.train import optimizer as optimizers
 from tunewright_workloads.train import output as outputs
-from tunewright_workloads.train import record
 from tunewright_workloads.train import remat as remats
 from tunewright_workloads.train.checkpoints import Checkpoints
 from tunewright_workloads.train.metrics import Metrics, say
@@ -38,10 +38,13 @@ class Trainer:
     def __init__(self, run: Run, output: outputs.Output, stop: Stop) -> None:
         self.run, self.output, self.stop = run, output, stop
         self.config = run.config
-        self.metrics = Metrics(output, ProgressFile(self.config.progress), run.steps)
+        progress = ProgressFile(self.config.progress if output.chief else None)
+        self.metrics = Metrics(output, progress, run.steps)
+        self.boards: list[Any] = []
         self.times = {"load": 0.0, "compile": 0.0, "checkpoint": 0.0, "evaluation": 0.0}
         self.checkpoints = Checkpoints(output.checkpoints, self.config.checkpoint_keep)
         self._saved: int | None = None
+        self._evaluated: int | None = None
         self._evaluate: Any = None
         self.cache = Cache()
 
@@ -63,6 +66,7 @@ class Trainer:
             self.program = Program(base, settings, self.mesh, seed)
             self.unstack = jax.jit(partial(stages.unstack, run.arch))
             self.optimizer = optimizers.make(config.training, run.steps)
+            self.rate = optimizers.schedule(config.training, run.steps)
             self.state = start(self.optimizer, self.adapter, self.mesh)
         say(f"mesh fsdp={fsdp} tp={tp}, base and compute {config.compute_dtype}, adapter float32")
         self.step = self.resume()
@@ -93,7 +97,7 @@ class Trainer:
         tree, self.state = self.checkpoints.restore(step, self.unstack(self.adapter), self.state)
         self.adapter = stages.stack(self.run.arch, tree, self.mesh)
         self._saved = self.metrics.checkpoint = step
-        self.metrics.eval_loss = there.get("evalLoss")
+        self.metrics.eval_loss, self._evaluated = there.get("evalLoss"), there.get("evaluated")
         say(f"resuming after step {step}")
         return step
 
@@ -103,6 +107,7 @@ class Trainer:
         Raises Diverged when a loss or gradient is not finite.
         """
         run, config = self.run, self.config
+        self.watch()
         self.metrics.start(self.step)
         if self.step:
             self.stop.arm()
@@ -111,11 +116,11 @@ class Trainer:
             compiled: Any = None
             pending: tuple[int, Any, int] | None = None
             began = time.monotonic()
-            while self.step < run.steps and self.stop.asked is None:
+            while self.step < run.steps and not hosts.any_of(self.stop.asked is not None):
                 batch = run.batches.at(self.step)
                 inputs = (self.program.base, self.program.place(batch, run.micro), np.int32(self.step))
                 if compiled is None:
-                    program = self.program.train(self.optimizer, self.adapter, self.state)
+                    program = self.program.train(self.optimizer, self.rate, self.adapter, self.state)
                     compiled = program.lower(self.adapter, self.state, *inputs).compile()
                     self.times["compile"] = time.monotonic() - began
                     began = time.monotonic()
@@ -139,9 +144,31 @@ class Trainer:
             self.save(wait=True)
         return self.finish()
 
+    def watch(self) -> None:
+        """Lets the run be watched from outside."""
+        if not self.output.chief:
+            return
+        config, run = self.config, self.run
+        if config.metrics_port is not None:
+            chip, count = accelerators.ACCELERATORS[config.mesh.accelerator], jax.device_count()
+            spec = models.MODELS.get(config.model.name)
+            params = (spec and spec.params_active) or record.parameters(run)
+            self.boards.append(
+                board.Prometheus(
+                    config.metrics_port,
+                    config.job,
+                    padded=config.training.global_batch_size * run.batches.length,
+                    flops=4 * params,
+                    peak=chip.peak_flops / chip.devices_per_chip * count,
+                    memory=memory,
+                )
+            )
+        self.boards.append(board.TensorBoard(self.output.path(board.TENSORBOARD)))
+        self.metrics.observers += self.boards
+
     def _note(self, step: int, values: Any, useful: int, began: float) -> float:
         """Records a finished step; returns the time from which the next one counts."""
-        loss, norm, tokens = (float(v) for v in values)
+        loss, norm, tokens, rate = (float(v) for v in values)
         now = time.monotonic()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             kept = f"The checkpoint of step {self._saved} is kept. " if self._saved else ""
@@ -154,9 +181,16 @@ class Trainer:
                     "training.warmupSteps, or set training.maxGradNorm.",
                 )
             )
-        values = {"loss": loss, "gradNorm": norm, "tokens": tokens}
+        values = {"loss": loss, "gradNorm": norm, "tokens": tokens, "learningRate": rate}
         self.metrics.step(step, self.run.batches.epoch(step), values, useful, now - began)
+        if not self.checkpoints.busy():
+            self.committed()
         return now
+
+    def committed(self) -> None:
+        """What was saved is safe: says so, once."""
+        if self._saved is not None and self._saved != self.metrics.checkpoint:
+            self.metrics.committed(self._saved)
 
     def save(self, wait: bool = False) -> None:
         """Saves the current step unless it is saved already."""
@@ -167,26 +201,26 @@ class Trainer:
                 "rank": self.config.adapter.rank, "alpha": self.config.adapter.alpha,
                 "targets": list(self.config.adapter.targets), "base_digest": self.run.base_digest,
                 "dataset_digest": self.run.train.digest, "config_digest": self.run.digest,
-                "identity": self.run.identity, "evalLoss": self.metrics.eval_loss, "job": self.config.job,
+                "identity": self.run.identity, "evalLoss": self.metrics.eval_loss,
+                "evaluated": self._evaluated, "job": self.config.job,
             }  # fmt: skip
-            self.checkpoints.save(self.step, self.unstack(self.adapter), self.state, state)
-            previous, self._saved = self._saved, self.step
-            if previous is not None:
-                self.metrics.committed(previous)  # Orbax waits for an earlier save before it starts one
+            loss = self.metrics.eval_loss if self._evaluated == self.step else None
+            self.checkpoints.save(self.step, self.unstack(self.adapter), self.state, state, loss)
+            self._saved = self.step
         if wait:
             self.checkpoints.wait()
-            self.metrics.committed(self.step)
+            self.committed()
         self.times["checkpoint"] += time.monotonic() - began
 
     def evaluate(self) -> None:
         """The loss on the validation rows, if there are any."""
         batches = self.run.validation_batches
-        if batches is None:
+        if batches is None or self._evaluated == self.step:
             return
         began = time.monotonic()
         self._evaluate = self._evaluate or self.program.evaluate()
         loss = mean_loss(self._evaluate, self.program, self.adapter, batches, self.run.micro)
-        self.metrics.eval_loss = loss
+        self.metrics.eval_loss, self._evaluated = loss, self.step
         self.metrics.add({"event": "evaluation", "step": self.step, "evalLoss": loss})
         say(f"step {self.step}: validation loss {loss:.4f}")
         self.times["evaluation"] += time.monotonic() - began
@@ -195,24 +229,48 @@ class Trainer:
         """Asked to stop: saves and says so."""
         say(f"{self.stop.asked}: saving step {self.step}")
         self.save(wait=True)
+        self.publish()
         self.metrics.message(f"stopped by {self.stop.asked}; the checkpoint of step {self.step} is saved")
         return exits.PREEMPTED
 
     def finish(self) -> int:
-        """Writes the report, which marks the run as finished."""
+        """Writes picture and report; the report marks the run as finished."""
         self.metrics.close()
-        made = record.report(self.run, self.metrics, self.times, jax.process_count(), self.cache.state)
-        if jax.process_index() == 0:
+        if self.output.chief:
+            board.draw(self.metrics.lines, self.output.path(board.CURVE), self.config.job)
+            self.output.publish(board.CURVE)
+            self.publish()
+            made = record.report(self.run, self.metrics, self.times, jax.process_count(), self.cache.state)
             self.output.write(outputs.REPORT, record.as_json(made))
-        text = f"done: {record.summary(made.model_dump(by_alias=True))}"
-        self.metrics.message(text, done=True)
-        say(text)
+            text = f"done: {record.summary(made.model_dump(by_alias=True))}"
+            best = self.checkpoints.best()
+            if best is not None and best != self.step:
+                text += f"; the least validation loss was at step {best}, whose checkpoint is kept"
+            self.metrics.message(text, done=True)
+            say(text)
         return exits.DONE
 
+    def publish(self) -> None:
+        """Copies TensorBoard's files to where the output is."""
+        for item in self.boards:
+            if isinstance(item, board.TensorBoard):
+                item.flush()
+        if self.output.chief and not self.output.local:
+            for path in self.output.path(board.TENSORBOARD).iterdir():
+                self.output.publish(f"{board.TENSORBOARD}/{path.name}")
+
     def close(self) -> None:
-        """Lets go of files and threads, however the run ended."""
+        """Lets go of files, ports and threads, however the run ended."""
         self.metrics.close()
+        for item in self.boards:
+            item.close()
         self.checkpoints.close()
+
+
+def memory() -> int | None:
+    """Peak bytes in use on the fullest of this process's devices, where the backend counts them."""
+    found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
+    return max((n for n in found if n is not None), default=None)
 
 
 class Cache:
