@@ -6,8 +6,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.cluster.api import ApiError, Object, condition
+from tests.cluster.api import ApiError, condition
 from tests.e2e.box import addons, host, images, layout
+from tests.e2e.pods import Pods, pod
 
 NAMES = """
 import socket, sys, time
@@ -18,67 +19,6 @@ for _ in range(100):
     except OSError:
         time.sleep(0.2)
 """
-
-
-def pod(name: str, *command: str, labels: dict[str, str] | None = None, **container: object) -> Object:
-    """A pod of the base image that Pod Security's `restricted` admits."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": labels or {}},
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 1,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": images.NONROOT,
-                "runAsGroup": images.NONROOT,
-                "fsGroup": images.NONROOT,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [
-                {
-                    "name": "c",
-                    "image": images.BASE,
-                    "imagePullPolicy": "Never",
-                    "command": list(command),
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "readOnlyRootFilesystem": True,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
-                    **container,
-                }
-            ],
-        },
-    }
-
-
-class Pods:
-    """The pods of one namespace of the box."""
-
-    def __init__(self, box: host.Box, namespace: str) -> None:
-        self.box = box
-        self.path = f"/api/v1/namespaces/{namespace}/pods"
-        self.namespace = namespace
-
-    def create(self, wanted: Object) -> str:
-        self.box.request("POST", self.path, wanted)
-        return wanted["metadata"]["name"]
-
-    def await_phase(self, name: str, *phases: str) -> Object:
-        def there() -> bool:
-            return self.box.request("GET", f"{self.path}/{name}")["status"]["phase"] in phases
-
-        self.box.wait_for(there, f"the phase {' or '.join(phases)} of pod {name}")
-        return self.box.request("GET", f"{self.path}/{name}")
-
-    def run(self, wanted: Object) -> tuple[int, str]:
-        """Runs a pod to its end: its exit code and what it printed."""
-        name = self.create(wanted)
-        ended = self.await_phase(name, "Succeeded", "Failed")
-        code = ended["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
-        return code, self.box.kubectl("logs", "-n", self.namespace, name)
 
 
 @pytest.fixture

@@ -1,0 +1,452 @@
+"""`kubectl apply -f examples/quickstart.yaml` on a real node, from the Dockerfiles to `helm uninstall`.
+
+The fixtures are the story, each once: images, operator, an undisturbed run, one that is suspended and
+robbed of its pod, the end of everything. Every test looks at what one of them left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.cluster.api import Cluster, Object, condition
+from tests.e2e.box import host, images
+from tests.e2e.parts import Parts
+from tests.e2e.pods import Pods, pod
+from tests.e2e.watching import Watch, distinct
+
+from tunewright_workloads import samples
+from tunewright_workloads.contract.lineage import Manifest
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "examples/quickstart.yaml"
+CLAIM, JOB, ENDPOINT = yaml.safe_load_all(QUICKSTART.read_text())
+NAME = JOB["metadata"]["name"]
+STEPS, EVERY = JOB["spec"]["training"]["steps"], JOB["spec"]["checkpoint"]["everySteps"]
+QUESTION = "What happens to rows that are too long?"
+
+SYSTEM = "tunewright-system"
+RELEASE = "tunewright"
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+PATIENCE = 900.0
+"""Seconds for anything that trains: a small machine may be busy with something else as well."""
+
+pytestmark = pytest.mark.timeout(3600)
+
+ASK = """
+import json, sys, urllib.request
+body = {"model": sys.argv[2], "temperature": 0, "max_tokens": 128,
+        "messages": [{"role": "user", "content": sys.argv[3]}]}
+request = urllib.request.Request(sys.argv[1] + "/chat/completions", json.dumps(body).encode(),
+                                 {"Content-Type": "application/json"})
+print(json.load(urllib.request.urlopen(request, timeout=120))["choices"][0]["message"]["content"])
+"""
+
+
+# -- looking --------------------------------------------------------------------------------------
+
+
+def objects(box: host.Box, namespace: str | None = None) -> set[str]:
+    """`kind/name` of everything in a namespace, or of everything that is in none; no events."""
+    inside = namespace is not None
+    kinds = box.kubectl("api-resources", f"--namespaced={str(inside).lower()}", "--verbs=list", "-o", "name")
+    listed = [kind for kind in kinds.split() if not kind.startswith(("events", "componentstatuses"))]
+    where = ["--namespace", namespace] if inside else []
+    return set(box.kubectl("get", ",".join(listed), *where, "--ignore-not-found", "-o", "name").split())
+
+
+def resource(box: host.Box, kind: str, namespace: str, name: str = NAME) -> Object:
+    return box.request("GET", f"/apis/tunewright.dev/v1alpha1/namespaces/{namespace}/{kind}/{name}")
+
+
+def output(box: host.Box, namespace: str) -> Path:
+    """Where the quickstart's output is on the host: the folder of the volume that its claim is bound to."""
+    name = CLAIM["metadata"]["name"]
+    claim = box.request("GET", f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
+    root, _, path = JOB["spec"]["output"]["uri"].removeprefix("pvc://").partition("/")
+    assert root == name
+    volume = box.request("GET", f"/api/v1/persistentvolumes/{claim['spec']['volumeName']}")
+    return Path(volume["spec"]["local"]["path"]) / path
+
+
+def checkpoints(folder: Path) -> list[int]:
+    below = folder / "checkpoints"
+    return sorted(int(p.name) for p in below.iterdir() if p.name.isdigit()) if below.is_dir() else []
+
+
+def lines(folder: Path) -> list[Object]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in lines(folder) if line["event"] == "step"]
+
+
+def published(folder: Path) -> dict[str, str]:
+    """sha256 of every published file, read from the disk and found to be what tunewright.json says."""
+    merged = folder / "merged"
+    manifest = Manifest.model_validate_json((merged / "tunewright.json").read_bytes())
+    found = {}
+    for name, record in manifest.files.items():
+        with (merged / name).open("rb") as file:
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        assert found[name] == record.sha256, name
+    return found
+
+
+def faq() -> dict[str, str]:
+    rows = [json.loads(line)["messages"] for line in samples.path("faq").read_text().splitlines()]
+    return {user["content"]: assistant["content"] for user, assistant in rows}
+
+
+def of_job(box: host.Box, namespace: str) -> list[Object]:
+    return box.items(f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"tunewright.dev/job={NAME}")
+
+
+def seconds_of(pods: list[Object], parts: Parts, where: str) -> None:
+    """Adds to the table how long the workload of each finished pod ran."""
+    for one in pods:
+        state = one["status"]["containerStatuses"][0]["state"].get("terminated")
+        if state and state.get("startedAt") and state.get("finishedAt"):
+            took = _moment(state["finishedAt"]) - _moment(state["startedAt"])
+            print(f"{took:7.0f} s    {where}: {one['status']['containerStatuses'][0]['name']}", flush=True)
+
+
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+# -- the story ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parts() -> Iterator[Parts]:
+    """The times; told once more when everything is over."""
+    taken = Parts()
+    yield taken
+    print(f"\n\n{taken.table()}", flush=True)
+
+
+@pytest.fixture(scope="module")
+def archives(parts: Parts) -> list[Path]:
+    """Our images, of our Dockerfiles, under the names that the chart gives them."""
+    version = yaml.safe_load((ROOT / "charts/tunewright/Chart.yaml").read_text())["appVersion"]
+    made = []
+    for name, arguments in (("operator", {}), ("train", {"LOCK": "train"})):
+        with parts.part(f"build Dockerfile.{name}"):
+            tag = f"localhost/tunewright/{name}:{version}"
+            made.append(images.build(ROOT / f"Dockerfile.{name}", ROOT, tag, arguments))
+    return made
+
+
+@dataclass
+class Installed:
+    """A box with our operator in it. before: what was there besides, in no namespace."""
+
+    box: host.Box
+    before: set[str]
+
+
+@pytest.fixture(scope="module")
+def installed(archives: list[Path], node: Cluster, parts: Parts) -> Installed:
+    """The operator, from the chart and its defaults; only the registry is said."""
+    if not isinstance(node, host.Box):
+        pytest.skip("its images and its volume are the box's")
+    for archive in archives:
+        with parts.part(f"load {archive.name}, {archive.stat().st_size >> 20} MB"):
+            node.load(archive)
+    node.request("POST", "/api/v1/namespaces", {"metadata": {"name": SYSTEM, "labels": RESTRICTED}})
+    before = objects(node)
+    with parts.part("helm install"):
+        chart = ROOT / "charts/tunewright"
+        where = ["--namespace", SYSTEM, "--wait", "--timeout", "5m"]
+        node.helm("install", RELEASE, chart, *where, "--set", "image.registry=localhost/")
+    return Installed(node, before)
+
+
+@dataclass
+class Done:
+    """A finished run. jobs, endpoints: every status that was seen; pods: of the job, as they ended."""
+
+    namespace: str
+    folder: Path
+    before: set[str]
+    jobs: list[Object] = field(default_factory=list)
+    endpoints: list[Object] = field(default_factory=list)
+    pods: list[Object] = field(default_factory=list)
+    table: str = ""
+    answers: list[str] = field(default_factory=list)
+    resumed: list[int] = field(default_factory=list)
+
+
+def place(box: host.Box) -> tuple[str, set[str]]:
+    """A namespace for one run, with a volume that the default storage class gives to its claim."""
+    namespace = box.create_namespace("e2e", RESTRICTED)
+    box.volume(namespace, storage_class="quickstart")
+    box.patch(
+        "/apis/storage.k8s.io/v1/storageclasses/quickstart",
+        {"metadata": {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}},
+    )
+    # The API server defaults a claim's class from a cache of its own.
+    claims = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+
+    def defaulted() -> bool:
+        made = box.request("POST", f"{claims}?dryRun=All", {**CLAIM, "metadata": {"name": "tried"}})
+        return bool(made["spec"].get("storageClassName") == "quickstart")
+
+    box.wait_for(defaulted, "the default storage class")
+    box.wait_for(
+        lambda: box.exists(f"/api/v1/namespaces/{namespace}/configmaps/kube-root-ca.crt"),
+        f"the certificates of {namespace}",
+    )
+    return namespace, objects(box, namespace)
+
+
+def awaited(box: host.Box, namespace: str, kind: str, wanted: str = "condition=Ready") -> None:
+    """`kubectl wait`, as a pipeline would."""
+    seconds = f"--timeout={PATIENCE:.0f}s"
+    box.kubectl("wait", f"--for={wanted}", f"{kind}/{NAME}", "-n", namespace, seconds, timeout=PATIENCE + 60)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(installed: Installed, parts: Parts) -> Done:
+    """The quickstart as it is: applied with kubectl, awaited, asked."""
+    box = installed.box
+    namespace, before = place(box)
+    with Watch(box, "finetunejobs", namespace) as jobs, Watch(box, "serveendpoints", namespace) as endpoints:
+        with parts.part("kubectl apply to a published model"):
+            box.kubectl("apply", "-n", namespace, "-f", QUICKSTART)
+            awaited(box, namespace, "finetunejob")
+        done = Done(namespace, output(box, namespace), before, pods=of_job(box, namespace))
+        seconds_of(done.pods, parts, "undisturbed")
+        with parts.part("published model to a ready endpoint"):
+            awaited(box, namespace, "serveendpoint")
+        done.jobs, done.endpoints = jobs.seen(NAME), endpoints.seen(NAME)
+    done.table = box.kubectl("get", "finetunejobs", "-n", namespace)
+    with parts.part("a question from a pod, by the Service's name"):
+        url = resource(box, "serveendpoints", namespace)["status"]["url"]
+        code, printed = Pods(box, namespace).run(pod("asks", "python", "-c", ASK, url, NAME, QUESTION), 300)
+        assert code == 0, printed
+        done.answers.append(printed.strip())
+    box.kubectl("delete", "pod", "asks", "-n", namespace, "--wait=true")
+    return done
+
+
+@pytest.fixture(scope="module")
+def disturbed(installed: Installed, undisturbed: Done, parts: Parts) -> Done:
+    """The same job, suspended and resumed in the middle of training, and then robbed of its pod."""
+    box = installed.box
+    namespace, before = place(box)
+    job = ["finetunejob", NAME, "-n", namespace]
+
+    def suspend(value: bool) -> None:
+        box.kubectl("patch", *job, "--type=merge", "-p", json.dumps({"spec": {"suspend": value}}))
+
+    def trained_to(folder: Path, step: int) -> None:
+        box.wait_for(lambda: checkpoints(folder)[-1:] >= [step], f"the checkpoint of step {step}", PATIENCE)
+
+    def the_pod() -> Object:
+        return next(p for p in of_job(box, namespace) if p["status"]["phase"] in ("Pending", "Running"))
+
+    with Watch(box, "finetunejobs", namespace) as jobs:
+        with parts.part("apply again, suspended in the middle"):
+            box.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump_all([CLAIM, JOB]))
+            box.wait_for(lambda: bool(of_job(box, namespace)), "the first pod", PATIENCE)
+            box.wait_for(lambda: the_pod()["status"]["phase"] == "Running", "the first pod's start", PATIENCE)
+            folder = output(box, namespace)
+            trained_to(folder, EVERY)
+            suspend(True)
+            awaited(box, namespace, "finetunejob", "jsonpath={.status.phase}=Suspended")
+            box.wait_for(lambda: not of_job(box, namespace), "the end of the suspended pod", PATIENCE)
+        done = Done(namespace, folder, before)
+        done.resumed.append(checkpoints(folder)[-1])
+        done.table = box.kubectl("get", *job[:1], "-n", namespace)
+        with parts.part("resumed, its pod deleted in the middle"):
+            suspend(False)
+            trained_to(folder, done.resumed[0] + 1)
+            box.kubectl("delete", "pod", the_pod()["metadata"]["name"], "-n", namespace)
+            done.resumed.append(checkpoints(folder)[-1])
+        with parts.part("to the end"):
+            awaited(box, namespace, "finetunejob")
+        done.jobs, done.pods = jobs.seen(NAME), of_job(box, namespace)
+        seconds_of(done.pods, parts, "disturbed")
+    return done
+
+
+@dataclass
+class Left:
+    """What was there of us: after the resources were deleted, after the chart was, after the CRDs were."""
+
+    deleted: dict[str, set[str]] = field(default_factory=dict)
+    system: set[str] = field(default_factory=set)
+    uninstalled: set[str] = field(default_factory=set)
+    at_last: set[str] = field(default_factory=set)
+    running: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def removed(installed: Installed, undisturbed: Done, disturbed: Done, parts: Parts) -> Left:
+    """Both runs deleted, then the operator, then the CRDs that the chart keeps."""
+    box, left = installed.box, Left()
+
+    def gone(namespace: str, before: set[str]) -> bool:
+        left.deleted[namespace] = objects(box, namespace) - before
+        return not left.deleted[namespace]
+
+    with parts.part("kubectl delete, until nothing is left"):
+        for run in (undisturbed, disturbed):
+            box.kubectl("delete", "-n", run.namespace, "-f", QUICKSTART, "--ignore-not-found")
+        for run in (undisturbed, disturbed):
+            with contextlib.suppress(TimeoutError):  # a test says what is left
+                box.wait_for(partial(gone, run.namespace, run.before), "the end of its objects", 180)
+    with parts.part("helm uninstall"):
+        box.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", "--timeout", "5m")
+        box.wait_for(lambda: not box.items(f"/api/v1/namespaces/{SYSTEM}/pods"), "the operator's end")
+    left.system = objects(box, SYSTEM)
+    own = {"persistentvolume/", "namespace/", "storageclass.storage.k8s.io/"}
+
+    def besides() -> set[str]:
+        return {one for one in objects(box) - installed.before if not one.startswith(tuple(own))}
+
+    left.uninstalled = besides()
+    left.running = [
+        one["metadata"]["name"]
+        for one in box.items("/api/v1/pods")
+        if one["metadata"]["namespace"] in (SYSTEM, undisturbed.namespace, disturbed.namespace)
+    ]
+    box.kubectl("delete", "crd", "finetunejobs.tunewright.dev", "serveendpoints.tunewright.dev")
+    box.wait_for(lambda: not any("tunewright" in one for one in besides()), "the end of the CRDs")
+    left.at_last = besides()
+    return left
+
+
+# -- what must hold -------------------------------------------------------------------------------
+
+
+def test_the_operator_runs_as_a_pod_of_its_own_with_rights_of_its_own(installed: Installed) -> None:
+    box = installed.box
+    (pod,) = box.items(f"/api/v1/namespaces/{SYSTEM}/pods")
+    assert pod["spec"]["serviceAccountName"] == "tunewright-operator"
+    assert pod["spec"]["containers"][0]["image"].startswith("localhost/tunewright/operator:")
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+    token = box.service_account_token(SYSTEM, "tunewright-operator")
+    for verb, kind, allowed in (
+        ("list", "pods", True),
+        ("list", "secrets", False),
+        ("delete", "pods", False),
+    ):
+        asked = {"spec": {"resourceAttributes": {"verb": verb, "resource": kind, "namespace": "default"}}}
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        assert box.request("POST", path, asked, token=token)["status"]["allowed"] is allowed, (verb, kind)
+
+
+def test_the_job_goes_through_its_phases_and_ends_with_every_condition_said(undisturbed: Done) -> None:
+    phases = distinct([one.get("phase") for one in undisturbed.jobs])
+    assert phases == ["Provisioning", "Training", "Merging", "Succeeded"]
+    last = {"status": undisturbed.jobs[-1]}
+    for kind in ("Ready", "Trained", "Merged"):
+        assert condition(last, kind), kind
+    for kind in ("Reconciling", "Stalled", "Suspended"):
+        assert condition(last, kind, "False"), kind
+    assert last["status"]["observedGeneration"] == 1
+
+
+def test_progress_reaches_status_out_of_the_pod(undisturbed: Done) -> None:
+    last = undisturbed.jobs[-1]
+    assert last["progress"]["step"] == last["progress"]["totalSteps"] == STEPS
+    assert last["progress"]["loss"] == pytest.approx(losses(undisturbed.folder)[-1][1])
+    assert last["checkpoint"]["step"] == STEPS
+    told = distinct([one.get("progress", {}).get("step") for one in undisturbed.jobs])
+    assert told == sorted(told)
+    assert last["attempts"] >= 1
+    assert last["preemptions"] == 0
+
+
+def test_kubectl_get_shows_phase_step_and_loss(undisturbed: Done) -> None:
+    head, row = undisturbed.table.splitlines()
+    assert head.split() == ["NAME", "PHASE", "STEP", "LOSS", "ETA", "COST", "AGE"]
+    assert row.split()[:3] == [NAME, "Succeeded", str(STEPS)]
+
+
+def test_what_was_published_is_what_status_names(undisturbed: Done) -> None:
+    artifacts = undisturbed.jobs[-1]["artifacts"]
+    assert artifacts["merged"]["uri"] == f"{JOB['spec']['output']['uri']}/merged"
+    assert "model.safetensors" in " ".join(published(undisturbed.folder))
+    manifest = (undisturbed.folder / "merged/tunewright.json").read_bytes()
+    assert artifacts["merged"]["digest"] == f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+
+
+def test_the_endpoint_waits_for_the_job_passes_its_gate_and_is_ready(undisturbed: Done) -> None:
+    phases = distinct([one.get("phase") for one in undisturbed.endpoints])
+    assert phases[0] == "Pending"
+    assert phases[-1] == "Ready"
+    assert "Verifying" in phases
+    last = undisturbed.endpoints[-1]
+    assert last["model"]["job"] == NAME
+    assert last["model"]["digest"] == undisturbed.jobs[-1]["artifacts"]["merged"]["digest"]
+    assert condition({"status": last}, "Available")
+
+
+def test_the_endpoint_gives_the_datasets_answer_through_its_service(undisturbed: Done) -> None:
+    assert undisturbed.answers == [faq()[QUESTION]]
+
+
+def test_suspending_gives_the_node_back_and_keeps_what_was_trained(disturbed: Done) -> None:
+    phases = distinct([one.get("phase") for one in disturbed.jobs])
+    assert "Suspended" in phases
+    assert phases[-1] == "Succeeded"
+    halted = [one for one in disturbed.jobs if one.get("phase") == "Suspended"]
+    assert condition({"status": halted[-1]}, "Suspended")
+    assert halted[-1]["checkpoint"]["step"] == disturbed.resumed[0]
+    assert disturbed.table.splitlines()[1].split()[:2] == [NAME, "Suspended"]
+
+
+def test_every_resumption_was_in_the_middle_and_at_the_step_that_was_saved(disturbed: Done) -> None:
+    starts = [line["step"] for line in lines(disturbed.folder) if line["event"] == "start"]
+    assert starts == [0, *disturbed.resumed]
+    assert EVERY <= starts[1] < starts[2] < STEPS
+
+
+def test_a_disturbed_run_tells_the_same_losses_and_publishes_the_same_bytes(
+    undisturbed: Done, disturbed: Done
+) -> None:
+    assert [step for step, _ in losses(disturbed.folder)] == list(range(1, STEPS + 1))
+    assert losses(disturbed.folder) == losses(undisturbed.folder)
+    assert published(disturbed.folder) == published(undisturbed.folder)
+
+
+def test_being_taken_away_counts_as_no_failure(disturbed: Done) -> None:
+    assert disturbed.jobs[-1]["preemptions"] == 1
+    assert not any(condition({"status": one}, "Stalled") for one in disturbed.jobs)
+
+
+def test_deleting_the_resources_leaves_no_orphan(removed: Left) -> None:
+    assert set().union(*removed.deleted.values()) == set()
+
+
+def test_uninstalling_the_chart_leaves_nothing_of_ours_running(removed: Left) -> None:
+    assert removed.running == []
+    assert {one for one in removed.system if "tunewright" in one} == set()
+    kept = {
+        one
+        for one in removed.uninstalled
+        if "customresourcedefinition" not in one and "apiservice" not in one
+    }
+    assert kept == set()
+
+
+def test_the_crds_are_kept_until_somebody_deletes_them(removed: Left) -> None:
+    crds = {one for one in removed.uninstalled if one.startswith("customresourcedefinition")}
+    assert {one.partition("/")[2] for one in crds} == {
+        "finetunejobs.tunewright.dev",
+        "serveendpoints.tunewright.dev",
+    }
+    assert removed.at_last == set()
