@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_the_base_is_bit_identical_after_training_steps_and_the_adapter_is_not(r
     B, T = ids.shape
     mask = jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (B, T, T))
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=gemma.QUICK)
     def step(adapter: object, state: object) -> tuple[object, object, jax.Array]:
         def loss(adapter: object) -> jax.Array:
             positions = jnp.broadcast_to(jnp.arange(T), (B, T))

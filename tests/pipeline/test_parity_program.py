@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tunewright_workloads.gemma import attention, load, lora, program, stages, t
 pytestmark = pytest.mark.pipeline
 
 ADAPTER = AdapterConfig(rank=4, alpha=6)
+jit = partial(jax.jit, compiler_options=gemma.QUICK)
 BATCH = gemma.packed(2, 100)
 
 
@@ -37,13 +39,19 @@ class Case:
         self.slopes = dict(lora.flatten(slopes))
         self.arch, self.base = stages.load(directory, mesh=on, dtype="float32")
         self.directory = directory
+        self.programs: dict[Any, Any] = {}
 
     def run(self, batch: Any = BATCH, **options: Any) -> tuple[float, dict[str, Any]]:
         """Loss and gradients of the program."""
         on = gemma.mesh()
         settings = program.Settings.of(self.arch, ADAPTER, mesh=on, compute_dtype="float32", **options)
-        run = jax.jit(jax.value_and_grad(lambda a, b, rows: program.loss(a, b, rows, settings)[0]))
-        value, slopes = run(stages.stack(self.arch, self.tree, on), self.base, batch)
+        # One compiled program for one set of options and block size.
+        key = (str(options), attention.blocks.__defaults__)
+        if key not in self.programs:
+            self.programs[key] = jit(
+                jax.value_and_grad(lambda a, b, rows: program.loss(a, b, rows, settings)[0])
+            )
+        value, slopes = self.programs[key](stages.stack(self.arch, self.tree, on), self.base, batch)
         return float(value), dict(lora.flatten(stages.unstack(self.arch, slopes)))
 
     def distance(self, slopes: dict[str, Any]) -> float:
@@ -53,11 +61,22 @@ class Case:
         return max(float(np.abs(slopes[p] - self.slopes[p]).max() / count) for p in slopes)
 
 
-@pytest.fixture(scope="module", params=["dense", "ple"])
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return Case(tmp_path_factory.mktemp("program") / request.param, request.param)
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    root = tmp_path_factory.mktemp("program")
+    return {variant: Case(root / variant, variant) for variant in gemma.VARIANTS}
 
 
+@pytest.fixture
+def case(request: pytest.FixtureRequest, cases: dict[str, Case]) -> Case:
+    """The one that a test is parametrized with; otherwise the dense one."""
+    return cases[getattr(request, "param", "dense")]
+
+
+both = pytest.mark.parametrize("case", gemma.VARIANTS, indirect=True)
+
+
+@both
 @pytest.mark.parametrize(
     "options", [{}, {"remat": "decoder", "chunk": 32}, {"remat": program.NAMES, "chunk": 48}], ids=str
 )
@@ -75,6 +94,7 @@ def test_attention_in_blocks_changes_nothing(case: Case, monkeypatch: pytest.Mon
     assert case.distance(slopes) < 1e-5
 
 
+@both
 def test_packed_rows_compute_what_their_examples_compute_alone(case: Case) -> None:
     """Also proves that the comparison notices: one segment for a whole row is far off."""
     alone: dict[str, list[np.ndarray]] = {name: [] for name in BATCH}
@@ -98,7 +118,7 @@ def test_no_example_feels_another_in_local_and_in_global_layers(case: Case) -> N
     """Changing one example's tokens leaves every other example's hidden states bit for bit."""
     settings = program.Settings.of(case.arch, ADAPTER, mesh=None, compute_dtype="float32")
     adapter = stages.stack(case.arch, case.tree, gemma.mesh())
-    run = jax.jit(lambda batch: program.hidden(adapter, case.base, batch, settings, None))
+    run = jit(lambda batch: program.hidden(adapter, case.base, batch, settings, None))
     batch = {name: jnp.asarray(array) for name, array in BATCH.items()}
     first = BATCH["segments"] == 1
     other = {**batch, "tokens": jnp.where(first, 500, batch["tokens"])}
@@ -108,11 +128,12 @@ def test_no_example_feels_another_in_local_and_in_global_layers(case: Case) -> N
     assert np.abs(one[first] - two[first]).max() > 0.1
 
 
+@both
 def test_half_of_k_and_v_trains_that_half_alone(case: Case) -> None:
     adapter = AdapterConfig(rank=4, alpha=6, targets=("q_proj", "v_proj"))
     settings = program.Settings.of(case.arch, adapter, mesh=None, compute_dtype="float32")
     fresh = stages.init(case.arch, adapter, seed=0, mesh=gemma.mesh())
-    run = jax.jit(jax.grad(lambda a: program.loss(a, case.base, BATCH, settings)[0]))
+    run = jit(jax.grad(lambda a: program.loss(a, case.base, BATCH, settings)[0]))
     slopes = dict(lora.flatten(stages.unstack(case.arch, run(fresh))))
     b = np.asarray(slopes["layers.0.attn.kv_einsum.w_lora_b"])
     assert not b[:, 0].any() and b[:, 1].any()
@@ -123,20 +144,21 @@ def test_dropout_follows_its_key_and_is_off_without_one(case: Case) -> None:
     adapter = AdapterConfig(rank=4, alpha=6, dropout=0.4)
     settings = program.Settings.of(case.arch, adapter, mesh=None, compute_dtype="float32")
     stacked = stages.stack(case.arch, case.tree, gemma.mesh())
-    run = jax.jit(lambda key: program.loss(stacked, case.base, BATCH, settings, key)[0])
-    still = jax.jit(lambda: program.loss(stacked, case.base, BATCH, settings)[0])()
+    run = jit(lambda key: program.loss(stacked, case.base, BATCH, settings, key)[0])
+    still = jit(lambda: program.loss(stacked, case.base, BATCH, settings)[0])()
     one, same, other = (float(run(jax.random.key(seed))) for seed in (0, 0, 1))
     assert one == same and one != other
     assert abs(float(still) - float(case.loss)) / BATCH["weights"].sum() < 1e-5
     assert one != float(still)
 
 
+@both
 def test_a_model_without_adapters_is_the_base(case: Case) -> None:
     settings = program.Settings.of(case.arch, None, mesh=None, compute_dtype="float32")
     ids = gemma.tokens(1, 40)
     rows = {"tokens": ids, "positions": np.arange(40)[None], "segments": np.ones_like(ids)}
     model = load.load(case.directory, mesh=gemma.mesh(), param_dtype="float32", compute_dtype="float32")
-    got = jax.jit(lambda: program.logits(None, case.base, rows, settings))()
+    got = jit(lambda: program.logits(None, case.base, rows, settings))()
     np.testing.assert_allclose(got, gemma.tunix_logits(model, ids, gemma.mesh()), atol=1e-4)
 
 
@@ -144,7 +166,7 @@ def test_bfloat16_is_near(case: Case) -> None:
     _, base = stages.load(case.directory, mesh=gemma.mesh(), dtype="bfloat16")
     settings = program.Settings.of(case.arch, ADAPTER, mesh=None, compute_dtype="bfloat16")
     stacked = stages.stack(case.arch, case.tree, gemma.mesh())
-    run = jax.jit(jax.value_and_grad(lambda a: program.loss(a, base, BATCH, settings)[0]))
+    run = jit(jax.value_and_grad(lambda a: program.loss(a, base, BATCH, settings)[0]))
     value, slopes = run(stacked)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(slopes))
     assert abs(float(value) / float(case.loss) - 1) < 0.03
@@ -164,7 +186,7 @@ def run(on):
     settings = program.Settings.of(arch, adapter, mesh=on, compute_dtype="float32", remat=program.NAMES)
     spread = jax.sharding.NamedSharding(on, jax.sharding.PartitionSpec("fsdp"))
     batch = {k: jax.device_put(v, spread) for k, v in rows.items()}
-    step = jax.jit(jax.value_and_grad(lambda a, b, x: program.loss(a, b, x, settings)[0]))
+    step = jax.jit(jax.value_and_grad(lambda a, b, x: program.loss(a, b, x, settings)[0]), compiler_options=gemma.QUICK)
     value, slopes = step(moved, base, batch)
     return float(value), dict(lora.flatten(stages.unstack(arch, slopes)))
 one, many = run(gemma.mesh()), run(gemma.mesh(int(sys.argv[2]), int(sys.argv[3])))

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 VARIANTS = ("dense", "ple")
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Compiler options that halve the time to compile for CPU; only the speed of the result suffers."""
 
 
 def mesh(fsdp: int = 1, tp: int = 1) -> Any:
@@ -36,7 +38,9 @@ def tunix_logits(model: Any, ids: np.ndarray, on: Any) -> np.ndarray:
     positions = jnp.broadcast_to(jnp.arange(T), (B, T))
     graph, state = nnx.split(model)
     with jax.set_mesh(on) if on.size > 1 else on:
-        forward = jax.jit(lambda state, ids: nnx.merge(graph, state)(ids, positions, None, mask)[0])
+        forward = jax.jit(
+            lambda state, ids: nnx.merge(graph, state)(ids, positions, None, mask)[0], compiler_options=QUICK
+        )
         return np.asarray(forward(state, jnp.asarray(ids)))
 
 
@@ -111,4 +115,4 @@ def plain_loss(model: Any, batch: Any, compute_dtype: Any = "float32") -> Any:
         )
         return jnp.sum(each * batch["weights"])
 
-    return jax.jit(jax.value_and_grad(total))
+    return jax.jit(jax.value_and_grad(total), compiler_options=QUICK)
