@@ -126,10 +126,10 @@ def test_a_server_that_keeps_ending_needs_somebody_and_heals(space: Space, clust
 def test_a_deployment_that_is_changed_by_hand_is_put_right(space: Space, cluster: Cluster) -> None:
     serving(space)
     path = space.path("deployments", "bot-serve", "/apis/apps/v1")
-    cluster.patch(path, {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 1}}}})
+    cluster.patch(path, {"spec": {"template": {"spec": {"enableServiceLinks": True}}}})
     cluster.wait_for(
-        lambda: cluster.request("GET", path)["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] != 1,
-        "the planned grace period", 30,
+        lambda: cluster.request("GET", path)["spec"]["template"]["spec"]["enableServiceLinks"] is False,
+        "the planned template", 30,
     )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ class Facts:
     revision:    of the plan; None while there is none.
     deployments: slim, of all revisions. pods: slim, of server, gate and benchmark.
     gate, bench: slim Jobs of this revision. figures: what the benchmark left behind.
+    exposed:     the Service is there. pointed: the one revision that it selects; None: any.
     """
 
     source: Source
@@ -58,12 +59,18 @@ class Facts:
     gate: Object | None = None
     bench: Object | None = None
     figures: Object | None = None
-    moved: bool = False
+    exposed: bool = False
+    pointed: str | None = None
     url: str | None = None
     selector: str | None = None
     name: str | None = None
     invalid: str | None = None
     missing: Sequence[Missing] = ()
+
+    @property
+    def moved(self) -> bool:
+        """Whether the traffic goes to this revision."""
+        return self.exposed and self.pointed in (None, self.revision)
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ def observe(meta: Object, spec: ServeEndpointSpec, old: Object, facts: Facts, no
         status["model"] = {k: v for k, v in shown.items() if v is not None}
     if facts.figures:
         status["benchmark"] = facts.figures
-    answering = facts.moved and any(_ready(p) for p in _servers(facts, None))
+    answering = facts.exposed and any(_ready(p) for p in _servers(facts, facts.pointed))
     said = [
         Condition("Ready", say.ready, say.reason, say.message),
         Condition("Reconciling", "False" if say.stalled or say.done else "True", say.reason, say.message),

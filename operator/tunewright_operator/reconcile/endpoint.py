@@ -84,7 +84,9 @@ async def reconcile(loop: Loop, key: Key, known: Object, deep: bool) -> float | 
     facts = await _facts(loop, known, parsed.resource, source, plan, invalid)
     verdict = judge.observe(meta, parsed.resource.spec, old, facts, loop.clock.now())
     if plan is not None and verdict.want:
-        verdict = await _keep(loop, known, plan, verdict, deep)
+        verdict, writes = await _keep(loop, known, plan, verdict, deep)
+        if writes:  # what we made ourselves brings no news when its event comes: look again
+            loop.queue.add(key)
     waiting = await loop.writer.write(ENDPOINT, key, known, verdict.status, judge.quiet)
     if verdict.sweep and facts.revision:
         await _sweep(loop, key, meta["uid"], facts.revision)
@@ -161,7 +163,7 @@ async def _facts(
     uid, namespace, name = meta["uid"], meta["namespace"], meta["name"]
     deployments = loop.cache.children(uid, DEPLOYMENT)
     service = loop.cache.get(SERVICE, namespace, child(name, limit=63))
-    ours = service is not None and (service.get("owner") or {}).get("uid") == uid
+    ours = service is not None and (service["metadata"].get("owner") or {}).get("uid") == uid
     pointed = (service or {}).get("spec", {}).get("selector", {}).get(REVISION) if ours else None
     revision: str | None = None
     selector: str | None = None
@@ -189,7 +191,8 @@ async def _facts(
         gate=jobs.get(child(name, f"gate-{revision}")),
         bench=jobs.get(child(name, f"bench-{revision}")),
         figures=_figures(loop, namespace, name, source, known["status"]),
-        moved=ours and pointed in (None, revision),
+        exposed=ours,
+        pointed=pointed,
         url=serving.url(name, namespace),
         selector=selector,
         name=resource.served_name,
@@ -218,28 +221,30 @@ def _figures(loop: Loop, namespace: str, name: str, source: Source, old: Object)
     return {**{k: v for k, v in shown.items() if v is not None}, "time": times.show(loop.clock.now())}
 
 
-async def _keep(loop: Loop, known: Object, plan: Plan, verdict: Verdict, deep: bool) -> Verdict:
-    """Keeps what is wanted as planned; a refusal becomes the status, because somebody has to act."""
-    meta = known["metadata"]
+async def _keep(loop: Loop, known: Object, plan: Plan, verdict: Verdict, deep: bool) -> tuple[Verdict, int]:
+    """Keeps what is wanted as planned; a refusal becomes the status, because somebody has to act.
+    Returns how many writes it took, too."""
+    meta, writes = known["metadata"], 0
     try:
         if "serve" in verdict.want:
-            await loop.children.ensure(meta, "ServeEndpoint", plan.shared, deep)
-            await loop.children.keep(meta, "ServeEndpoint", plan.stage("serve").manifests, deep)
+            if deep or not loop.cache.children(meta["uid"], DEPLOYMENT):
+                writes += await loop.children.ensure(meta, "ServeEndpoint", plan.shared, deep)
+            writes += await loop.children.keep(meta, "ServeEndpoint", plan.stage("serve").manifests, deep)
         if "gate" in verdict.want:
-            await loop.children.ensure(meta, "ServeEndpoint", plan.stage("gate").manifests)
+            writes += await loop.children.ensure(meta, "ServeEndpoint", plan.stage("gate").manifests)
         if "after" in verdict.want:
-            await loop.children.keep(meta, "ServeEndpoint", plan.after, deep)
+            writes += await loop.children.keep(meta, "ServeEndpoint", plan.after, deep)
             await _drop(loop, known, plan)
         if "bench" in verdict.want:
-            await loop.children.ensure(meta, "ServeEndpoint", plan.stage("bench").manifests)
+            writes += await loop.children.ensure(meta, "ServeEndpoint", plan.stage("bench").manifests)
     except NameTakenError as error:
-        return judge.blocked(verdict, meta, "NameTaken", str(error), loop.clock.now())
+        return judge.blocked(verdict, meta, "NameTaken", str(error), loop.clock.now()), 0
     except ApiError as error:
         if not error.final or error.reason == "NamespaceTerminating":
             raise
         message = f"the API server refuses a child: {error.message}"
-        return judge.blocked(verdict, meta, "ChildRefused", message, loop.clock.now())
-    return verdict
+        return judge.blocked(verdict, meta, "ChildRefused", message, loop.clock.now()), 0
+    return verdict, writes
 
 
 async def _drop(loop: Loop, known: Object, plan: Plan) -> None:

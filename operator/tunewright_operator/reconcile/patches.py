@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from decimal import Decimal
 from typing import Any
 
 
@@ -40,7 +42,23 @@ def covers(live: Any, wanted: Any) -> bool:
         )
     if live is None and wanted in ("", False, 0):
         return True
-    return bool(live == wanted) or str(live) == str(wanted)
+    if live == wanted or str(live) == str(wanted):
+        return True
+    amount = _quantity(str(wanted))
+    return amount is not None and _quantity(str(live)) == amount
+
+
+_SUFFIX = {
+    "": Decimal(1), "m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9),
+    "T": Decimal(10**12), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
+}  # fmt: skip
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
+
+
+def _quantity(text: str) -> Decimal | None:
+    """The API server writes 1024Mi as 1Gi."""
+    match = _QUANTITY.fullmatch(text)
+    return Decimal(match[1]) * _SUFFIX[match[2] or ""] if match else None
 
 
 def digest(body: Any) -> str:
