@@ -84,19 +84,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def torch_run(folder: Path) -> Path:
-    run("gpu", write(folder, "torch"))
+    run("gpu", write(folder, "torch", dataset__validation=["sample://faq"]))
     return folder / "torch"
 
 
 @pytest.fixture(scope="module")
 def jax_run(folder: Path) -> Path:
-    run("train", write(folder, "jax"))
+    run("train", write(folder, "jax", dataset__validation=["sample://faq"]))
     return folder / "jax"
 
 
 def test_both_programs_have_the_same_losses_for_fifty_steps(torch_run, jax_run):
     assert len(losses(jax_run)) == STEPS
     assert gap(losses(torch_run), losses(jax_run)) < 1e-3
+
+
+def test_both_programs_measure_the_same_validation_loss(torch_run, jax_run):
+    a, b = report(torch_run).eval_loss, report(jax_run).eval_loss
+    assert a is not None and b is not None and abs(a - b) < 1e-3
 
 
 def test_the_comparison_of_both_finds_nothing_to_refuse(torch_run, jax_run):
@@ -138,12 +143,13 @@ def test_both_adapters_merge_to_models_with_the_same_greedy_tokens(torch_run, ja
 
 
 def test_two_processes_with_fsdp_compute_what_one_does(torch_run, folder):
-    run("gpu", write(folder, "fsdp", mesh__fsdp=2))
+    run("gpu", write(folder, "fsdp", mesh__fsdp=2, dataset__validation=["sample://faq"]))
+    assert abs((report(folder / "fsdp").eval_loss or 0) - (report(torch_run).eval_loss or 1)) < 1e-4
     assert gap(losses(folder / "fsdp"), losses(torch_run)) < 1e-4
 
 
 def test_a_terminated_run_saves_ends_with_its_code_and_goes_on_with_the_same_losses(torch_run, folder):
-    path = write(folder, "stopped")
+    path = write(folder, "stopped", dataset__validation=["sample://faq"])
     process = start("gpu", path)
     metrics = folder / "stopped" / "metrics.jsonl"
     deadline = time.monotonic() + 300

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
@@ -23,9 +22,6 @@ from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.gemma.architecture import Architecture
 from tunewright_workloads.gemma.names import Projection, projections
 from tunewright_workloads.gemma.start import start
-
-Pair = tuple[np.ndarray, np.ndarray]
-"""a (rank, in) and b (out, rank), float32, as PEFT holds them."""
 
 
 def adapted(arch: Architecture, config: AdapterConfig) -> list[Projection]:
@@ -69,18 +65,6 @@ def apply(model: nn.Module, arch: Architecture, config: AdapterConfig, seed: int
 def lora_modules(model: nn.Module) -> dict[str, Any]:
     """PEFT's LoRA layers by Hugging Face name without prefix, `layers.0.self_attn.q_proj`."""
     return {_below(n): m for n, m in model.named_modules() if hasattr(m, "lora_A") and "default" in m.lora_A}
-
-
-def load(model: nn.Module, pairs: Mapping[str, Pair]) -> None:
-    """Puts given values into the adapter. `pairs` by Hugging Face name without prefix and `.weight`."""
-    modules = lora_modules(model)
-    unknown, missing = sorted(pairs.keys() - modules.keys()), sorted(modules.keys() - pairs.keys())
-    if unknown or missing:
-        raise UserError(Fault((unknown or missing)[0], "is in the adapter or in the model, not in both"))
-    with torch.no_grad():
-        for name, (a, b) in pairs.items():
-            modules[name].lora_A["default"].weight.copy_(torch.from_numpy(np.ascontiguousarray(a)))
-            modules[name].lora_B["default"].weight.copy_(torch.from_numpy(np.ascontiguousarray(b)))
 
 
 def export(state: Mapping[str, torch.Tensor], config: AdapterConfig, base: str, directory: Path) -> None:

@@ -20,11 +20,8 @@ from tunewright_workloads.train.prepare import Run
 from tunewright_workloads.train.stop import Stop
 
 
-def train(run: Run, output: outputs.Output, stop: Stop, pairs: dict[str, adapter.Pair] | None = None) -> int:
-    """Runs to the end, or to the step at which a signal arrives. Returns the exit code.
-
-    pairs: the adapter to start from, instead of the seed's.
-    """
+def train(run: Run, output: outputs.Output, stop: Stop) -> int:
+    """Runs to the end, or to the step at which a signal arrives. Returns the exit code."""
     config, rank, world = run.config, int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     chief, cpu, began = rank == 0, config.mesh.accelerator == "cpu", time.monotonic()
     metrics = Metrics(output, ProgressFile(config.progress if chief else None), run.steps)
@@ -34,8 +31,6 @@ def train(run: Run, output: outputs.Output, stop: Stop, pairs: dict[str, adapter
     where = output.root / outputs.CHECKPOINTS
     args = trainers.arguments(run, where, world, cpu)
     model = adapter.apply(base.load(run.model, dtype), run.arch, config.adapter, config.training.seed)
-    if pairs is not None:
-        adapter.load(model, pairs)
     callback = trainers.Callback(run, metrics, stop, chief)
     trainer = trainers.Trainer(run, model, args, AutoTokenizer.from_pretrained(run.model), callback)
     if chief:
@@ -72,7 +67,7 @@ def train(run: Run, output: outputs.Output, stop: Stop, pairs: dict[str, adapter
             output,
             metrics,
             state,
-            {"load": load, "compile": 0.0, "checkpoint": callback.saving, "evaluation": 0.0},
+            {"load": load, "compile": 0.0, "checkpoint": callback.saving, "evaluation": callback.validating},
         )
     trainer.accelerator.wait_for_everyone()
     return exits.DONE

@@ -22,9 +22,9 @@ from trl import SFTConfig, SFTTrainer
 
 from tunewright_workloads.contract.configs import Schedule
 from tunewright_workloads.contract.faults import Fault, UserError
-from tunewright_workloads.gpu import checkpoints
+from tunewright_workloads.gpu import checkpoints, validation
 from tunewright_workloads.gpu.rows import Collator, numbers
-from tunewright_workloads.train.metrics import Metrics
+from tunewright_workloads.train.metrics import Metrics, say
 from tunewright_workloads.train.prepare import Run
 from tunewright_workloads.train.stop import Stop
 
@@ -84,7 +84,7 @@ class Trainer(SFTTrainer):
     def __init__(
         self, run: Run, model: nn.Module, args: SFTConfig, tokenizer: Any, callback: Callback
     ) -> None:
-        self.run = run
+        self.run, self.callback = run, callback
         super().__init__(
             model=model,
             args=args,
@@ -141,6 +141,18 @@ class Trainer(SFTTrainer):
             self.is_world_process_zero(),
         )
         self.accelerator.wait_for_everyone()
+        self.validate()
+
+    def validate(self) -> None:
+        """Records the loss on the validation rows, if there are any."""
+        if self.run.validation_batches is None:
+            return
+        began = time.monotonic()
+        value = validation.loss(
+            self.model_wrapped, self.run.validation_batches, self.run.arch.window,
+            self.args.process_index, self.args.world_size, self.accelerator.device,
+        )  # fmt: skip
+        self.callback.validated(self.state.global_step, value, time.monotonic() - began)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         checkpoints.load_adapter(Path(resume_from_checkpoint), model or self.model)
@@ -162,7 +174,7 @@ class Callback(TrainerCallback):
 
     def __init__(self, run: Run, metrics: Metrics, stop: Stop, chief: bool) -> None:
         self.run, self.metrics, self.stop, self.chief = run, metrics, stop, chief
-        self.saving = 0.0
+        self.saving = self.validating = 0.0
         self._began = self._entered = time.monotonic()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -208,6 +220,14 @@ class Callback(TrainerCallback):
                 )
             )
         self.metrics.step(step, self.run.batches.epoch(step), values, batch.useful, self._seconds)
+
+    def validated(self, step: int, value: float, seconds: float) -> None:
+        self.validating += seconds
+        self.saving -= seconds
+        self.metrics.eval_loss = value
+        if self.chief:
+            self.metrics.add({"event": "evaluation", "step": step, "evalLoss": value})
+            say(f"step {step}: validation loss {value:.4f}")
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.saving += time.monotonic() - self._entered
