@@ -1,0 +1,214 @@
+# ruff: noqa: F811  (fixtures are imported by name)
+"""Whatever dies and whenever: the same end, nothing made twice, nothing forgotten.
+
+TUNEWRIGHT_CHAOS is the number of kills (default 8; `TUNEWRIGHT_CHAOS=100` is the long run).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from . import nodes, pods, simulate
+from .api import Cluster, Object
+from .control import ControlPlane
+from .operating import CHILDREN, Operator, Space, operator, ready, space  # noqa: F401
+
+KILLS = int(os.environ.get("TUNEWRIGHT_CHAOS", "8"))
+JOBS = 20 if KILLS > 20 else 6
+
+
+@pytest.fixture(scope="module")
+def kubelets(plane: ControlPlane) -> Iterator[None]:
+    """Nodes whose pods run and end by themselves."""
+    simulate.kubelets(plane)
+    pool = nodes.fake_tpu_nodes(plane, 3, labels={simulate.LABEL: "true"})
+    yield
+    pool.delete(plane)
+    plane.end("kwok")
+
+
+TOLERATE = [{"key": "google.com/tpu", "operator": "Exists"}]
+
+
+def run_itself(space: Space, name: str, seconds: float) -> Object:
+    """A job whose pods run so long and end well."""
+    template = {
+        "annotations": {simulate.FINISH_AFTER: f"{seconds}s"},
+        "tolerations": TOLERATE,
+        "nodeSelector": {simulate.LABEL: "true"},
+    }
+    return space.job(name, output={"uri": f"gs://acme/models/{name}"}, podTemplate=template)
+
+
+def settled(space: Space) -> bool:
+    found = space.cluster.items(space.path("finetunejobs"))
+    return all(one.get("status", {}).get("phase") == "Succeeded" for one in found)
+
+
+def check(space: Space, names: list[str]) -> None:
+    """Every job ended well, once: one Job a stage, one pod a Job, one attempt, no preemption."""
+    for name in names:
+        status = space.status(name=name)
+        assert (status["phase"], status["attempts"], status["preemptions"]) == ("Succeeded", 1, 0), status
+        assert ready(status)["status"] == "True"
+        assert {c["type"] for c in status["conditions"]} >= {"Trained", "Merged"}
+        assert status["artifacts"]["merged"]["uri"] == f"gs://acme/models/{name}/merged"
+        assert "startTime" in status
+        assert "completionTime" in status
+    wanted = Counter(f"{name}-{stage}" for name in names for stage in ("train", "merge"))
+    assert Counter(space.names("jobs")) == wanted
+    found = space.cluster.items(f"/api/v1/namespaces/{space.namespace}/pods")
+    assert Counter(p["metadata"]["labels"]["batch.kubernetes.io/job-name"] for p in found) == wanted
+
+
+def test_an_operator_that_is_killed_again_and_again_ends_like_one_that_is_not(
+    kubelets: None, plane: ControlPlane, operator: Operator, namespace: str
+) -> None:
+    operator.kill()
+    draw = random.Random(20261201)
+    names = [f"job-{i}" for i in range(JOBS)]
+    space = Space(plane, namespace)
+    try:
+        with Operator(plane, "--namespaces", namespace) as victim:
+            waiting = list(names)
+            for _ in range(KILLS):
+                for name in waiting[: max(1, len(waiting) // 3)]:
+                    run_itself(space, name, draw.uniform(1.0, 4.0))
+                    waiting.remove(name)
+                time.sleep(draw.uniform(0.0, 1.2))
+                victim.kill()
+                # Half of the kills hit a start-up: nothing says that the first look is a quiet moment.
+                victim.start(wait=draw.random() < 0.5)
+                if draw.random() < 0.3:
+                    time.sleep(draw.uniform(0.3, 1.0))
+            for name in waiting:
+                run_itself(space, name, 1.0)
+            plane.wait_for(lambda: settled(space), "the end of every job", 240)
+        check(space, names)
+    finally:
+        operator.start()
+
+
+def test_two_operators_at_once_make_nothing_twice(
+    kubelets: None, plane: ControlPlane, operator: Operator, namespace: str
+) -> None:
+    names = [f"job-{i}" for i in range(4)]
+    space = Space(plane, namespace)
+    with Operator(plane, "--namespaces", namespace, name="second"):
+        for name in names:
+            run_itself(space, name, 1.5)
+        plane.wait_for(lambda: settled(space), "the end of every job", 120)
+    check(space, names)
+
+
+def test_an_api_server_that_dies_is_waited_for(
+    kubelets: None, plane: ControlPlane, operator: Operator, namespace: str
+) -> None:
+    names = [f"job-{i}" for i in range(3)]
+    space = Space(plane, namespace)
+    for name in names:
+        run_itself(space, name, 3.0)
+    space.pod("train")
+    plane.restart_apiserver()
+    assert operator.process.alive
+    plane.wait_for(lambda: settled(space), "the end of every job", 180)
+    check(space, names)
+    assert operator.alive()
+
+
+def test_a_status_that_somebody_else_changes_is_put_right(space: Space, cluster: Cluster) -> None:
+    space.job()
+    first = space.pod("train")
+    pods.run(cluster, space.namespace, first)
+    space.phase("Training")
+    for _ in range(5):
+        cluster.patch(space.path("finetunejobs", "bot") + "/status", {"status": {"phase": "Failed"}})
+        cluster.patch(space.path("finetunejobs", "bot") + "/status", {"status": {"phase": "Merging"}})
+    space.phase("Training")
+
+
+def test_changes_that_nobody_watched_are_seen_after_a_restart(
+    plane: ControlPlane, operator: Operator, space: Space
+) -> None:
+    """The pod fails, the Job is deleted and a preempted pod comes: all while no operator looks."""
+    space.job()
+    first = space.pod("train")
+    pods.run(plane, space.namespace, first)
+    space.phase("Training")
+    operator.kill()
+    try:
+        pods.finish(plane, space.namespace, first, 1)
+        second = space.pod("train", but={first})
+        pods.run(plane, space.namespace, second)
+        pods.finish(plane, space.namespace, second, 75)
+        third = space.pod("train", but={first, second})
+        pods.run(plane, space.namespace, third)
+    finally:
+        operator.start()
+    plane.wait_for(lambda: space.status()["attempts"] == 2, "the second attempt", 30)
+    status = space.phase("Training")
+    assert (status["attempts"], status["preemptions"]) == (2, 1)
+
+
+def test_sigterm_ends_the_operator_cleanly(cluster: Cluster, operator: Operator, namespace: str) -> None:
+    with Operator(cluster, "--namespaces", namespace) as second:
+        assert second.stop() == 0
+        assert not [line for line in second.lines() if line["level"] == "error"]
+
+
+def test_logs_are_json_with_the_name_of_the_resource(operator: Operator, space: Space) -> None:
+    space.job(suspend=True)
+    space.phase("Suspended")
+    mine = [line for line in operator.lines() if line.get("namespace") == space.namespace]
+    assert mine
+    assert all((line["kind"], line["name"]) == ("FineTuneJob", "bot") for line in mine)
+    raw = [line for line in operator.process.log.read_text().splitlines() if line]
+    assert all(line.startswith("{") for line in raw)
+
+
+def test_metrics_tell_of_jobs_chips_dollars_and_requests(
+    operator: Operator, space: Space, cluster: Cluster
+) -> None:
+    slice_ = {"accelerator": {"type": "v5p", "topology": "2x2x1"}, "training": {"globalBatchSize": 16}}
+    space.job(**slice_)
+    pods.run(cluster, space.namespace, space.pod("train"))
+    space.phase("Training")
+    text = operator.get("/metrics") or ""
+    assert f'tunewright_jobs{{namespace="{space.namespace}",phase="Training"}} 1.0' in text
+    assert f'tunewright_chips{{namespace="{space.namespace}",type="v5p"}} 4.0' in text
+    assert f'tunewright_spent_usd{{namespace="{space.namespace}"}}' in text
+    for name in (
+        "tunewright_reconcile_seconds_bucket",
+        "tunewright_reconcile_errors_total",
+        "tunewright_api_requests_total",
+        "tunewright_queue_depth",
+        "tunewright_watch_lag_seconds",
+        "tunewright_transitions_total",
+    ):
+        assert name in text
+
+
+def test_no_finalizer_and_no_annotation_of_the_framework_is_left_on_anything(
+    operator: Operator, space: Space, cluster: Cluster
+) -> None:
+    space.job()
+    space.endpoint()
+    space.pod("train")
+    everything = [space.get(), space.get("ServeEndpoint")]
+    for kind in CHILDREN:
+        if kind != "pods":
+            from .operating import _GROUPS
+
+            everything += cluster.items(
+                space.path(kind, group=_GROUPS[kind]), labelSelector="tunewright.dev/uid"
+            )
+    for one in everything:
+        meta = one["metadata"]
+        assert not meta.get("finalizers"), meta
+        assert not any("kopf" in key for key in (*meta.get("annotations", {}), *meta.get("labels", {})))
