@@ -18,6 +18,8 @@ class Delays:
     """Seconds before the first token and between tokens; what came in.
 
     refuse: every n-th request gets a 503; break_: every n-th stream ends without its last chunks.
+    together: no request is answered before so many have come.
+    firsts, gaps: what the delays really were, on a machine that has other things to do.
     """
 
     ttft: float = 0.05
@@ -25,7 +27,10 @@ class Delays:
     refuse: int = 0
     break_: int = 0
     room: int = 4096
+    together: int = 0
     url: str = ""
+    firsts: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
 
     async def models(self, _: web.Request) -> web.Response:
@@ -39,11 +44,20 @@ class Delays:
             return web.json_response({"error": {"message": "busy"}}, status=503)
         loop = asyncio.get_running_loop()
         start, response = loop.time(), web.StreamResponse()
+        while len(self.prompts) < self.together:
+            await asyncio.sleep(0.01)
         await response.prepare(request)
+        before = 0.0
         for token in range(body["max_tokens"]):
             await asyncio.sleep(start + self.ttft + token * self.itl - loop.time())
             if self.break_ and number % self.break_ == 0 and token:
                 return response
+            now = loop.time()
+            if token:
+                self.gaps.append(now - before)
+            else:
+                self.firsts.append(now - start)
+            before = now
             choice = {"index": 0, "text": "x", "finish_reason": None}
             await response.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
