@@ -14,6 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tunewright_workloads import samples
 from tunewright_workloads.contract import progress
@@ -37,11 +38,11 @@ def start(tmp_path_factory):
     }
     begun: list[subprocess.Popen] = []
 
-    def begin(state: Path, *options: str) -> subprocess.Popen:
+    def begin(state: Path, *options: str, file: Path = QUICKSTART) -> subprocess.Popen:
         state.parent.mkdir(parents=True, exist_ok=True)
         log = (state.parent / f"{state.name}.err").open("ab")
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "run", "-f", str(QUICKSTART), "--state", str(state), *options],
+            [sys.executable, "-c", PROGRAM, "run", "-f", str(file), "--state", str(state), *options],
             env=env, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
         begun.append(process)
@@ -65,6 +66,12 @@ def finish(process: subprocess.Popen, state: Path) -> str:
     out, _ = process.communicate(timeout=500)
     assert process.returncode == 0, said(state)
     return out
+
+
+def quickstart() -> dict:
+    """The FineTuneJob of the quickstart as it is written."""
+    documents = yaml.safe_load_all(QUICKSTART.read_text())
+    return next(d for d in documents if d["kind"] == "FineTuneJob")
 
 
 def faq() -> dict[str, str]:
@@ -99,7 +106,7 @@ def test_every_stage_left_its_log_and_the_model_its_manifest(done):
     logs = {p.name for p in (state / "default/faq-bot/logs").iterdir()}
     assert logs == {"train.log", "merge.log", "serve.log", "gate.log"}
     manifest = Manifest.model_validate_json((state / MERGED / "tunewright.json").read_bytes())
-    assert manifest.adapter.step == 100
+    assert manifest.adapter.step == quickstart()["spec"]["training"]["steps"]
 
 
 def test_a_second_run_trains_nothing_and_the_endpoint_speaks_openai(done, start):
@@ -150,9 +157,12 @@ def wait_for_step(state: Path, step: int) -> None:
 @pytest.mark.parametrize("how", ["killed", "interrupted"])
 def test_a_run_that_is_ended_in_the_middle_goes_on_and_publishes_the_same_bytes(done, start, tmp_path, how):
     whole, _ = done
-    state = tmp_path / "state"
-    first = start(state, "--no-serve")
-    wait_for_step(state, 30)
+    state, file = tmp_path / "state", tmp_path / "often.yaml"
+    job = quickstart()
+    job["spec"]["checkpoint"] = {"everySteps": 5}  # how often it is saved changes nothing of what is saved
+    file.write_text(yaml.safe_dump(job))
+    first = start(state, "--no-serve", file=file)
+    wait_for_step(state, 6)
     if how == "killed":
         first.kill()
         first.wait(60)
@@ -160,7 +170,8 @@ def test_a_run_that_is_ended_in_the_middle_goes_on_and_publishes_the_same_bytes(
         first.send_signal(signal.SIGINT)
         assert first.wait(150) == 75, said(state)
         assert "its checkpoint is saved" in said(state)
-    finish(start(state, "--no-serve"), state)
+    finish(start(state, "--no-serve", file=file), state)
+    assert "(attempt 2)" in said(state)
     if how == "killed":
         assert "left by a run that was killed" in said(state)
     one, other = (
