@@ -41,7 +41,7 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         if value is None:
             current.pop(last, None)
         else:
-            current[last] = value
+            current[last] = copy.deepcopy(value)  # later paths may lead into it
     return data
 
 

@@ -116,6 +116,14 @@ def test_plan_as_json_is_one_list(capsys):
     assert {o["metadata"]["namespace"] for o in listed["items"]} == {"team"}
 
 
+def test_a_file_comes_from_standard_input(monkeypatch, capsys):
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(QUICKSTART.read_bytes())))
+    assert main(["plan", "-f", "-", "--no-data"]) == 0
+    assert "faq-bot-train" in capsys.readouterr().out
+
+
 def test_a_namespace_in_the_file_stands_above_the_option(tmp_path, capsys):
     assert main(["plan", "-f", str(write(tmp_path, TINY)), "--no-data", "-n", "other", "-o", "json"]) == 0
     items = json.loads(capsys.readouterr().out)["items"]

@@ -10,6 +10,7 @@ from support import specs
 from tunewright_operator import plan
 from tunewright_operator.plan import Settings
 from tunewright_workloads.contract import configs, exits
+from tunewright_workloads.contract.accelerators import ACCELERATORS
 from tunewright_workloads.contract.faults import UserError
 
 TINY = specs.TINY
@@ -202,6 +203,33 @@ def test_tpu_pods_take_all_chips_of_their_machine(accelerator, selector, chips):
     assert {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"} in template["spec"][
         "tolerations"
     ]
+
+
+ROWS = [
+    pytest.param(chip, row, id=f"{chip.name}-{row.topology}-{row.chips_per_host}")
+    for chip in ACCELERATORS.values()
+    if chip.kind == "tpu"
+    for row in chip.slices
+]
+
+
+@pytest.mark.parametrize(("chip", "row"), ROWS)
+@pytest.mark.parametrize("jobset", [True, False])
+def test_every_slice_of_the_catalog_gets_its_machines_and_all_their_chips(chip, row, jobset):
+    devices = row.chips * chip.devices_per_chip
+    changes = {
+        "spec.model.name": "gemma-4-e2b",
+        "spec.dataset.maxLength": 128,
+        "spec.training": {"globalBatchSize": devices},
+        "spec.accelerator": {"type": chip.name, "topology": row.topology, "chipsPerHost": row.chips_per_host},
+    }
+    stage = plan.job(specs.job(changes), Settings(jobset=jobset)).stage("train")
+    assert stage.job["completions"] == stage.job["parallelism"] == row.hosts
+    assert stage.container["resources"]["limits"]["google.com/tpu"] == row.chips_per_host
+    kind = "Job" if row.hosts == 1 or not jobset else "JobSet"
+    assert stage.workload["kind"] == kind
+    mesh = stage.config.mesh
+    assert (mesh.hosts, mesh.fsdp * mesh.tp) == (row.hosts, devices)
 
 
 def test_gpus_are_trained_by_the_pytorch_program():
