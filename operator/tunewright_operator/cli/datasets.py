@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from tunewright_operator.plan import Plan
-from tunewright_operator.plan.volumes import CLAIMS
+from tunewright_operator.plan.volumes import written
 from tunewright_workloads.contract import exits
 from tunewright_workloads.contract.configs import TrainConfig
 from tunewright_workloads.contract.faults import Fault, UserError
@@ -40,9 +40,9 @@ def check(made: list[tuple[Any, Plan]]) -> None:
 def _one(config: TrainConfig, where: str) -> str | None:
     """The message about a dataset that cannot be trained on, or None."""
     data, model = config.dataset, config.model
-    away = [uri for uri in (*data.train, *data.validation) if not _here(uri)]
+    away = [written(uri) for uri in (*data.train, *data.validation) if not _here(uri)]
     if not _here(model.source):
-        away.append(f"{model.source} (for its tokenizer)")
+        away.append(f"{written(model.source)} (for its tokenizer)")
     if away:
         click.echo(f"{where}: dataset not checked: {', '.join(away)} cannot be read from here", err=True)
         return None
@@ -61,7 +61,7 @@ def _one(config: TrainConfig, where: str) -> str | None:
 
 
 def _here(uri: str) -> bool:
-    return uri.startswith(READABLE) and not uri.startswith(f"file://{CLAIMS}/")
+    return written(uri).startswith(READABLE)
 
 
 def arguments(config: TrainConfig, work: Path) -> list[str]:

@@ -88,6 +88,12 @@ class Volumes:
         return volumes, mounts
 
 
+def written(uri: str) -> str:
+    """A resolved URI as the spec wrote it: `file:///mnt/claims/claim/x` -> `pvc://claim/x`."""
+    mounted = f"file://{CLAIMS}/"
+    return f"pvc://{uri.removeprefix(mounted)}" if uri.startswith(mounted) else uri
+
+
 def claim_volume(claim: str) -> str:
     """Name of the volume of a claim: a DNS label, whatever the claim's name is."""
     plain = re.sub(r"[^-a-z0-9]", "-", claim)

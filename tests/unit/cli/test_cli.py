@@ -162,6 +162,12 @@ def test_a_dataset_that_is_not_here_is_said_not_to_be_checked(tmp_path, capsys):
     )
 
 
+def test_what_is_not_here_is_named_as_the_file_wrote_it(tmp_path, capsys):
+    path = write(tmp_path, specs.merged(TINY, {"spec.dataset.train": ["pvc://rows/a.jsonl"]}))
+    assert main(["plan", "-f", str(path)]) == 0
+    assert "dataset not checked: pvc://rows/a.jsonl cannot" in capsys.readouterr().err
+
+
 def rows(tmp_path: Path, *lines: str) -> str:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f"{line}\n" for line in lines))
