@@ -116,12 +116,25 @@ def merge(config: MergeConfig, *, probes: bool = False) -> Manifest:
     with store.claim(tag, holder):
         old = _published(store)
         if old is not None and _same(old, tag) and _complete(store, old):
-            progress.finish(inputs.layout.tensors)
+            progress.finish(inputs.layout.tensors, _digests(store, old))
             return old
         _clear(store, old)
         manifest = _publish(config, inputs, store, tag, progress, probes)
-    progress.finish(inputs.layout.tensors)
+        published = _digests(store, manifest)
+    progress.finish(inputs.layout.tensors, published)
     return manifest
+
+
+def _digests(store: Store, manifest: Manifest) -> dict[str, str]:
+    """What the operator shows of a published model: the digest of its manifest, and what it is made of."""
+    found = {
+        "merged": hashlib.sha256(store.get(MANIFEST)).hexdigest(),
+        "base": manifest.base.digest,
+        "adapter": manifest.adapter.digest,
+        "dataset": manifest.dataset_digest,
+        "revision": manifest.base.revision,
+    }
+    return {name: digest for name, digest in found.items() if digest}
 
 
 def _apart(config: MergeConfig) -> None:
@@ -393,9 +406,16 @@ class _Reporter:
             )
         )
 
-    def finish(self, total: int) -> None:
+    def finish(self, total: int, artifacts: dict[str, str]) -> None:
         self._file.write(
-            Progress(stage="merge", message="published", step=total, total_steps=total, done=True)
+            Progress(
+                stage="merge",
+                message="published",
+                step=total,
+                total_steps=total,
+                done=True,
+                artifacts=artifacts,
+            )
         )
 
 
