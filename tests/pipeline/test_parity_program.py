@@ -14,7 +14,7 @@ import pytest
 
 from support import gemma
 from tunewright_workloads.contract.configs import TARGETS, AdapterConfig
-from tunewright_workloads.gemma import attention, load, lora, program, stages, tiny
+from tunewright_workloads.gemma import attention, load, lora, program, quantize, stages, tiny
 
 pytestmark = pytest.mark.pipeline
 
@@ -211,3 +211,23 @@ def test_four_devices_compute_what_one_does(variant: Any, fsdp: int, tp: int, tm
 
 def test_every_target_of_the_contract_is_one_of_a_projection(case: Case) -> None:
     assert {t for p in stages.adapted(case.arch, ADAPTER) for t in p.targets} == set(TARGETS)
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_a_quantized_base_trains_as_its_dequantized_weights_do(kind: Any, case: Case) -> None:
+    adapter = AdapterConfig(rank=4, alpha=6, quantize_base=kind)
+    settings = program.Settings.of(case.arch, adapter, mesh=None, compute_dtype="float32")
+    assert settings.saved == program.NAMES
+    _, small = stages.load(case.directory, mesh=gemma.mesh(), dtype="float32", quantized=kind)
+    large = jax.tree.map(
+        lambda x: quantize.dequantize(x, jnp.dtype("float32")) if isinstance(x, quantize.Quantized) else x,
+        small,
+        is_leaf=lambda x: isinstance(x, quantize.Quantized),
+    )
+    stacked = stages.stack(case.arch, case.tree, gemma.mesh())
+    run = jit(jax.value_and_grad(lambda a, b: program.loss(a, b, BATCH, settings)[0]))
+    (got, slopes), (want, plain) = run(stacked, small), run(stacked, large)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    for one, two in zip(jax.tree.leaves(slopes), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5 * BATCH["weights"].sum())
+    assert 1e-4 < abs(float(got) / float(case.loss) - 1) < 0.2

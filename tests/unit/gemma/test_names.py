@@ -2,7 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunewright_workloads.contract.configs import TARGETS
@@ -101,6 +101,7 @@ def test_an_adapter_of_another_shape_is_refused_by_its_path() -> None:
         projection.delta(a, b[:3])
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_any_window_of_any_leaf_is_that_window_of_the_whole(data: st.DataObject) -> None:
     leaf = data.draw(st.sampled_from(list(names.leaves(arch("ple")).values())))

@@ -2,7 +2,7 @@ from typing import Any
 
 import jinja2.sandbox
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -68,6 +68,7 @@ def test_the_ids_that_the_configuration_names_are_the_tokenizers() -> None:
     assert {number: TOKENIZER.id_to_token(number) for number in ids} == ids
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.text())
 def test_any_text_comes_back(text: str) -> None:
     encoded = TOKENIZER.encode(text, add_special_tokens=False)

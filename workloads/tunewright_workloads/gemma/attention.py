@@ -128,7 +128,7 @@ def splash(
     _, N, T, _ = q.shape
     shape = (T, T)
     mask = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, (window - 1, 0), 0)
-    size = block_of(T, 1024 if window is None else 512)
+    size = block(T, window)
     inner = min(size, 512)
     sizes = kernels.BlockSizes(
         block_q=size,
@@ -164,6 +164,11 @@ def splash(
         check_vma=False,
     )
     return split(kernel, q, k, v, segments)
+
+
+def block(length: int, window: int | None) -> int:
+    """The kernel's block of queries and of keys."""
+    return block_of(length, 1024 if window is None else 512)
 
 
 def block_of(length: int, most: int) -> int:

@@ -30,7 +30,7 @@ from jax.ad_checkpoint import checkpoint_name as named
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tunewright_workloads.contract.configs import AdapterConfig
-from tunewright_workloads.gemma import attention
+from tunewright_workloads.gemma import attention, quantize
 from tunewright_workloads.gemma import loss as losses
 from tunewright_workloads.gemma.architecture import Architecture
 from tunewright_workloads.gemma.stages import Stage, stages
@@ -46,7 +46,12 @@ attn: attention's output and logsumexp; xa: inputs times A; the others: outputs 
 """
 
 SAVED: dict[str, tuple[str, ...] | None] = {"none": None, "block": ("o", "down"), "decoder": ()}
-"""What each remat policy keeps. None: no recomputation at all, whatever the compiler keeps."""
+"""What each remat policy keeps. None: no recomputation at all, whatever autodiff keeps; where weights are
+gathered or dequantized for use that would be the weights of every layer, so there it means all of NAMES."""
+
+OPTIONS: dict[str, Any] = {"xla_tpu_scoped_vmem_limit_kib": "49152"}
+"""How the step is compiled for TPUs: larger tiles than the default of 16 MiB allows (matmuls come from
+0.88-0.95 to 0.98 of what the compiler thinks possible), and what the attention kernel's blocks need."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +87,18 @@ class Settings:
     ) -> Settings:
         """Settings for a mesh's platform. adapter: None for a model without adapters."""
         tpu = mesh is not None and mesh.devices.flat[0].platform == "tpu"
+        split = mesh is not None and (mesh.size > 1 or tpu)
+        saved = SAVED[remat] if isinstance(remat, str) else remat
+        if saved is None and (split or (adapter is not None and adapter.quantize_base != "none")):
+            saved = NAMES
         return cls(
             arch=arch,
             scale=adapter.alpha / adapter.rank if adapter else 0.0,
             targets=frozenset(adapter.targets if adapter else ()),
             dropout=adapter.dropout if adapter else 0.0,
             dtype=jnp.dtype(compute_dtype),
-            mesh=mesh if mesh is not None and (mesh.size > 1 or tpu) else None,
-            saved=SAVED[remat] if isinstance(remat, str) else remat,
+            mesh=mesh if split else None,
+            saved=saved,
             attention="splash" if tpu else "blocks",
             chunk=chunk,
             barriers=tpu,
@@ -243,7 +252,15 @@ def _layer(
     bar = lax.optimization_barrier if config.barriers else (lambda value: value)
     lora = _Adapters(a, config, key)
     heads, rows = P("fsdp", "tp", None, None), P("fsdp", None, None)
-    weight = lambda name, spec: place(b[name].astype(config.dtype), spec)  # noqa: E731
+
+    def weight(name: str, spec: PartitionSpec) -> jax.Array:
+        value = b[name]
+        if not isinstance(value, quantize.Quantized):
+            return place(value.astype(config.dtype), spec)
+        codes = place(value.codes, spec)
+        whole = P(*spec[:-2], None, spec[-1]) if len(spec) == value.codes.ndim else spec
+        scales = place(value.scales, whole)
+        return quantize.dequantize(quantize.Quantized(codes, scales, value.kind), config.dtype)
 
     def project(h: jax.Array, name: str, delta: jax.Array | None, label: str) -> jax.Array:
         y = jnp.einsum("btd,ndh->bnth", h, weight(f"attn.{name}.w", P("tp", None, None)))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tunewright_workloads.contract.configs import AdapterConfig
 from tunewright_workloads.contract.faults import Fault, UserError, show
-from tunewright_workloads.gemma import architecture, layout, lora, names
+from tunewright_workloads.gemma import architecture, layout, lora, names, quantize
 from tunewright_workloads.gemma.architecture import Architecture
 from tunewright_workloads.gemma.checkpoint import FLOATS, Checkpoint
 
 Tree = dict[str, Any]
+Quantization = Literal["none", "int8", "nf4"]
 P = PartitionSpec
 
 
@@ -95,6 +96,8 @@ class Weight:
     shape: tuple[int, ...]
     spec: PartitionSpec
     read: Callable[[Callable[[str], names.Source], tuple[slice, ...]], np.ndarray]
+    projection: bool = False
+    """Whether it may be quantized: a projection of attention or MLP."""
 
 
 def weights(arch: Architecture) -> Tree:
@@ -141,21 +144,43 @@ def _stacked(stack: Sequence[names.Leaf], name: str, half: int | None = None) ->
             return np.stack([leaf.read(get, inner) for leaf in chosen])
         return np.stack([leaf.read(get, (slice(half, half + 1), *inner))[0] for leaf in chosen])
 
-    return Weight((len(stack), *shape), P(None, *_SPECS.get(name, P())), read)
+    projection = name in _SPECS and name.startswith(("attn.", "mlp."))
+    return Weight((len(stack), *shape), P(None, *_SPECS.get(name, P())), read, projection)
 
 
-def shapes(arch: Architecture, mesh: Mesh, dtype: Any) -> Tree:
+def shapes(arch: Architecture, mesh: Mesh, dtype: Any, quantized: Quantization = "none") -> Tree:
     """The base as shapes with shardings, for compiling without weights."""
-    return jax.tree.map(
-        lambda w: jax.ShapeDtypeStruct(w.shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, w.spec)),
-        weights(arch),
-        is_leaf=lambda x: isinstance(x, Weight),
-    )
+
+    def shape(dims: tuple[int, ...], kind: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, jnp.dtype(kind), sharding=NamedSharding(mesh, spec))
+
+    def of(weight: Weight) -> Any:
+        if quantized == "none" or not weight.projection:
+            return shape(weight.shape, dtype, weight.spec)
+        codes = shape(
+            quantize.codes_shape(weight.shape, quantized),
+            jnp.int8 if quantized == "int8" else jnp.uint8,
+            weight.spec,
+        )
+        scales = shape(quantize.scales_shape(weight.shape), jnp.float32, _scales_spec(weight))
+        return quantize.Quantized(codes, scales, quantized)  # type: ignore[arg-type]
+
+    return jax.tree.map(of, weights(arch), is_leaf=lambda x: isinstance(x, Weight))
 
 
-def load(directory: Path | str, *, mesh: Mesh, dtype: Any) -> tuple[Architecture, Tree]:
+def _scales_spec(weight: Weight) -> PartitionSpec:
+    """The weight's own, but whole along the blocks: they need not divide as the weights do."""
+    spec = [*weight.spec, *[None] * (len(weight.shape) - len(weight.spec))]
+    spec[-2] = None
+    return P(*spec)
+
+
+def load(
+    directory: Path | str, *, mesh: Mesh, dtype: Any, quantized: Quantization = "none"
+) -> tuple[Architecture, Tree]:
     """A checkpoint's base, stacked, each device's part read by itself.
 
+    quantized: store the projections in int8 or nf4; every device reads the blocks that its part touches.
     Raises UserError as `gemma.load.load` does.
     """
     directory = Path(directory)
@@ -164,17 +189,65 @@ def load(directory: Path | str, *, mesh: Mesh, dtype: Any) -> tuple[Architecture
     checkpoint = Checkpoint.open(directory)
     prefix = names.check(arch, checkpoint.shapes, str(directory))
     checkpoint.must_be(FLOATS, [prefix + name for name in names.tensors(arch)])
+    if quantized == "nf4":
+        _check_pairs(arch, mesh)
     kind = jnp.dtype(dtype)
 
-    def place(weight: Weight) -> jax.Array:
-        def part(index: tuple[slice, ...] | None) -> np.ndarray:
-            window = index or (slice(None),) * len(weight.shape)
-            read = weight.read(lambda name: checkpoint.source(prefix + name), tuple(window))
-            return np.ascontiguousarray(read.astype(kind, copy=False))
+    def read(weight: Weight, index: tuple[slice, ...] | None) -> np.ndarray:
+        window = tuple(index or (slice(None),) * len(weight.shape))
+        return weight.read(lambda name: checkpoint.source(prefix + name), window)
 
-        return jax.make_array_from_callback(weight.shape, NamedSharding(mesh, weight.spec), part)
+    def put(shape: tuple[int, ...], spec: PartitionSpec, part: Callable[..., np.ndarray]) -> jax.Array:
+        return jax.make_array_from_callback(
+            shape, NamedSharding(mesh, spec), lambda index: np.ascontiguousarray(part(index))
+        )
+
+    def place(weight: Weight) -> Any:
+        if quantized == "none" or not weight.projection:
+            return put(weight.shape, weight.spec, lambda i: read(weight, i).astype(kind, copy=False))
+        step, rows = quantize.block(weight.shape[-2]), weight.shape[-2]
+
+        def codes(index: tuple[slice, ...] | None) -> np.ndarray:
+            *outer, inner, last = index or (slice(None),) * len(weight.shape)
+            if quantized == "nf4":
+                start, stop, _ = last.indices(weight.shape[-1] // 2)
+                last = slice(2 * start, 2 * stop)
+            start, stop, _ = inner.indices(rows)
+            first, end = start // step * step, -(-stop // step) * step
+            whole = read(weight, (*outer, slice(first, end), last))
+            made = quantize.codes(whole, quantize.scales(whole), quantized)
+            return made[..., start - first : stop - first, :]
+
+        def scales(index: tuple[slice, ...] | None) -> np.ndarray:
+            *outer, _, last = index or (slice(None),) * len(weight.shape)
+            return quantize.scales(read(weight, (*outer, slice(None), last)))
+
+        return quantize.Quantized(
+            put(quantize.codes_shape(weight.shape, quantized), weight.spec, codes),
+            put(quantize.scales_shape(weight.shape), _scales_spec(weight), scales),
+            quantized,
+        )
 
     return arch, jax.tree.map(place, weights(arch), is_leaf=lambda x: isinstance(x, Weight))
+
+
+def _check_pairs(arch: Architecture, mesh: Mesh) -> None:
+    """nf4 packs two neighbours of the last axis: half of it must divide too."""
+    faults = {}
+    for what, size, axis in (
+        ("the model's width", arch.embed, "fsdp"),
+        ("the MLP's width", arch.hidden, "tp"),
+    ):
+        if size // 2 % mesh.shape[axis]:
+            fix = "Use int8, or a smaller axis."
+            faults[what] = Fault(
+                f"mesh.{axis}",
+                f"must divide half of {what}, {size} / 2, with nf4",
+                str(mesh.shape[axis]),
+                fix,
+            )
+    if faults:
+        raise UserError(faults.values())
 
 
 def adapted(arch: Architecture, adapter: AdapterConfig) -> list[names.Projection]:

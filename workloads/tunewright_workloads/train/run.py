@@ -57,7 +57,8 @@ class Trainer:
         dtype = jnp.dtype(config.compute_dtype)
         self.metrics.message("loading the base model")
         with self.mesh:
-            _, base = stages.load(run.model, mesh=self.mesh, dtype=dtype)
+            quantized = config.adapter.quantize_base
+            _, base = stages.load(run.model, mesh=self.mesh, dtype=dtype, quantized=quantized)
             self.adapter = stages.init(run.arch, config.adapter, seed=config.training.seed, mesh=self.mesh)
             settings = program.Settings.of(
                 run.arch, config.adapter, mesh=self.mesh, compute_dtype=dtype, remat=self.remat(fsdp, tp)

@@ -1,0 +1,91 @@
+"""The frozen base in 8 or 4 bits (QLoRA): blocks of weights along the contracted axis, one scale each.
+
+int8: a block's largest magnitude is 127. nf4: a block's values, divided by its largest magnitude, are
+rounded to the sixteen quantiles of a normal distribution of QLoRA (arXiv 2305.14314, appendix E); two
+neighbours of the last axis share a byte. Only the projections of attention and MLP are quantized:
+embeddings, norms and per-layer inputs stay as they are. Adapters, activations and gradients are not
+touched, and a merge adds the adapter to the checkpoint's own weights.
+
+On a mesh the codes are gathered, not the weights, and turned into weights where they are used.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Kind = Literal["int8", "nf4"]
+
+BLOCK = 64
+"""Weights a scale; fewer where the axis is shorter."""
+
+NF4 = np.array(
+    [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+        -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+        0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ],
+    np.float32,
+)  # fmt: skip
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["codes", "scales"], meta_fields=["kind"])
+@dataclass(frozen=True)
+class Quantized:
+    """codes: int8 of the weight's shape, or uint8 with half its last axis (nf4).
+
+    scales: float32, the weight's shape with axis -2 (a contracted one in every projection) by blocks.
+    """
+
+    codes: jax.Array
+    scales: jax.Array
+    kind: Kind
+
+
+def block(size: int) -> int:
+    """Weights a scale on an axis of `size`."""
+    return math.gcd(size, BLOCK)
+
+
+def codes_shape(shape: tuple[int, ...], kind: Kind) -> tuple[int, ...]:
+    return (*shape[:-1], shape[-1] // 2) if kind == "nf4" else shape
+
+
+def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-2] // block(shape[-2]), shape[-1])
+
+
+def scales(weights: np.ndarray) -> np.ndarray:
+    """The largest magnitude of each block along axis -2; 1 where a block is zero."""
+    size = weights.shape[-2]
+    parts = weights.reshape(*weights.shape[:-2], size // block(size), block(size), weights.shape[-1])
+    top = np.abs(parts.astype(np.float32)).max(-2)
+    return np.where(top == 0, np.float32(1), top)
+
+
+def codes(weights: np.ndarray, top: np.ndarray, kind: Kind) -> np.ndarray:
+    """Codes of whole blocks with their `scales`. nf4 packs pairs of the last axis, the first in the low bits."""
+    values = weights.astype(np.float32) / np.repeat(top, weights.shape[-2] // top.shape[-2], axis=-2)
+    if kind == "int8":
+        return np.rint(values * 127).astype(np.int8)
+    nearest = np.searchsorted((NF4[1:] + NF4[:-1]) / 2, values).astype(np.uint8)
+    return nearest[..., 0::2] | (nearest[..., 1::2] << 4)
+
+
+def dequantize(value: Quantized, dtype: jnp.dtype) -> jax.Array:
+    """The weights that the codes stand for."""
+    if value.kind == "int8":
+        parts, unit = value.codes.astype(jnp.float32), value.scales / 127
+    else:
+        pair = jnp.stack([value.codes & 15, value.codes >> 4], -1)
+        parts = jnp.asarray(NF4)[pair.reshape(*value.codes.shape[:-1], -1)]
+        unit = value.scales
+    split = (*parts.shape[:-2], unit.shape[-2], parts.shape[-2] // unit.shape[-2], parts.shape[-1])
+    return (parts.reshape(split) * unit[..., None, :]).reshape(parts.shape).astype(dtype)
