@@ -102,7 +102,8 @@ class _Say:
 def observe(meta: Object, spec: FineTuneJobSpec, old: Object, facts: Facts, now: datetime) -> Verdict:
     """Judges a job. `meta` is the slim metadata, `old` the status as it stands."""
     looks = {s.name: stage.look(facts.workloads.get(s.name), _of(facts.pods, s.name)) for s in facts.stages}
-    over = old.get("phase") in ("Succeeded", "Failed")
+    before = ended(old)
+    over = before is not None
     ending = spec.suspend or over
     account = ledger.update(
         Ledger.load(old.get("ledger")),
@@ -125,9 +126,9 @@ def observe(meta: Object, spec: FineTuneJobSpec, old: Object, facts: Facts, now:
     start: str | None = None
     stop: tuple[str, ...] = ()
     again: float | None = None
-    if old.get("phase") == "Succeeded":
+    if before == "Succeeded":
         say = _Say("Succeeded", "Succeeded", _word(old, "Ready"), "True")
-    elif old.get("phase") == "Failed" and not (lift := _lifted(old, spec, account, facts, now, current)):
+    elif before == "Failed" and not (lift := _lifted(old, spec, account, facts, now, current)):
         say = _Say("Failed", _reason(old), _word(old, "Ready"), "False", stalled=True)
         stop = alive
     elif facts.invalid:
@@ -148,7 +149,7 @@ def observe(meta: Object, spec: FineTuneJobSpec, old: Object, facts: Facts, now:
     else:
         say, start, stop, again = _walk(spec, account, facts, looks[current], current, now)
 
-    if say.phase == "Failed" and old.get("phase") != "Failed":
+    if say.phase == "Failed" and before != "Failed":
         stop = tuple(n for n in facts.workloads if n in alive) or stop
     finished = say.phase in ("Succeeded", "Failed")
     if finished and not over:
@@ -160,6 +161,16 @@ def observe(meta: Object, spec: FineTuneJobSpec, old: Object, facts: Facts, now:
     if ttl is not None:
         again = ttl if again is None else min(again, ttl)
     return Verdict(status, start, stop, again)
+
+
+def ended(old: Object) -> str | None:
+    """`Succeeded` or `Failed` once the job is over. The condition decides and not the word alone:
+    what we wrote has both, what a hand changed has not."""
+    ready = (conditions.find(old, "Ready") or {}).get("status")
+    phase = old.get("phase")
+    if (phase, ready) in (("Succeeded", "True"), ("Failed", "False")):
+        return str(phase)
+    return None
 
 
 def expired(spec: FineTuneJobSpec, status: Object, now: datetime) -> bool:
@@ -347,9 +358,9 @@ def _progress(status: Object, record: Progress | None, current: str | None, now:
         if record.stage == "train":
             for key in ("step", "totalSteps", "epoch", "loss", "evalLoss", "tokensPerSecond", "eta"):
                 if key in data:
-                    shown[key] = data[key]
+                    shown[key] = _short(data[key])
         elif record.stage == "evaluate" and "evalLoss" in data:
-            shown["evalLoss"] = data["evalLoss"]
+            shown["evalLoss"] = _short(data["evalLoss"])
         if record.stage == "train" and record.checkpoint is not None:
             before = (status.get("checkpoint") or {}).get("step")
             if before != record.checkpoint:
@@ -362,6 +373,11 @@ def _progress(status: Object, record: Progress | None, current: str | None, now:
     if shown:
         shown["stage"] = current or shown.get("stage") or "train"
         status["progress"] = shown
+
+
+def _short(value: Any) -> Any:
+    """Six digits of a fraction: what more a float has is noise in a column of `kubectl get`."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _cost(status: Object, account: Ledger, price: float, over: bool, now: datetime) -> None:

@@ -153,13 +153,14 @@ def update(
     }
     runs = {r.uid: r for r in ledger.open}
     fresh = leaders.keys() - runs.keys()
-    for uid in fresh:
+    # What is known started before what is new; of the new, what has ended did so before what runs.
+    for uid in sorted(fresh, key=lambda u: _age(leaders[u])):
         pod = leaders[uid]
         stage = pod["metadata"].get("labels", {}).get(STAGE, "")
         chips = (pod.get("spec") or {}).get("chips", 0) * hosts.get(stage, 1)
         runs[uid] = Run(uid, stage, chips, looks.started(pod) or times.show(now))
     result, kept = ledger, []
-    for uid, run in sorted(runs.items(), key=lambda item: (item[1].start, item[0])):
+    for uid, run in runs.items():
         if uid in fresh and (result.attempts == 0 or _counts(result.last)):
             result = replace(result, attempts=result.attempts + 1)
         run = _end(run, leaders.get(uid), found, now, stopped, uid in gone)
@@ -173,6 +174,11 @@ def update(
     return replace(result, open=tuple(kept))
 
 
+def _age(pod: Object) -> tuple[str, bool, int]:
+    meta = pod["metadata"]
+    return meta.get("creationTimestamp", ""), not looks.find(pod).ended, int(meta.get("resourceVersion", 0))
+
+
 def _end(
     run: Run, leader: Object | None, pods: list[Object], now: datetime, stopped: bool, gone: bool
 ) -> Run:
@@ -181,9 +187,9 @@ def _end(
     if leader is None:  # gone without a word: with its node, or because we deleted it
         return replace(run, end=times.show(now), outcome=STOPPED if stopped else Shape.PREEMPTED.value)
     finding = _of_slice(leader, pods)
-    if not finding.ended and not gone:
-        return run
     if not finding.ended:
+        if not gone:
+            return run
         return replace(run, end=times.show(now), outcome=STOPPED if stopped else Shape.PREEMPTED.value)
     ours = stopped and finding.shape in (Shape.PREEMPTED, Shape.FAILED)
     outcome = STOPPED if ours else finding.shape.value

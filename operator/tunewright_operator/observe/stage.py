@@ -79,6 +79,9 @@ def look(workload: Object | None, pods: Sequence[Object]) -> Look:
             deleting=deleting,
         )
     live = [f for _, f in found if not f.ended]
+    if not live and any(f.shape is Shape.SUCCEEDED for _, f in found):
+        # The workload's own controller is about to say so.
+        return Look(State.RUNNING, "Finishing", deleting=deleting)
     return _alive(live, _last_failure(pods), deleting)
 
 

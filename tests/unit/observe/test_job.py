@@ -89,6 +89,10 @@ ON_ITS_WAY = [
     ),
     ("a running pod trains", {"train": TRAIN, "pods": [POD.running()]}, "Training", "Unknown", "Training", "train"),
     (
+        "a pod that is done trains until its Job says so",
+        {"train": TRAIN, "pods": [POD.succeeded()]}, "Training", "Unknown", "Training", "train",
+    ),
+    (
         "a node under repair is no failure",
         {"train": TRAIN, "pods": [POD.rejected()]},
         "Provisioning", "Unknown", "NodeRepair", "train",
@@ -335,6 +339,12 @@ def test_step_and_loss_of_the_training_stay_while_the_model_is_merged() -> None:
         "loss": 1.25,
     }
     assert second.status["message"] == "merge: 7 of 400"
+
+
+def test_a_loss_is_shown_with_six_digits() -> None:
+    running = look(train=TRAIN, pods=[POD.running()], progress=record(step=7, loss=0.002771408762782812))
+    assert running.status["progress"]["loss"] == 0.00277141
+    assert running.status["progress"]["step"] == 7
 
 
 def test_artifacts_appear_with_their_digests_once_they_are_published() -> None:
