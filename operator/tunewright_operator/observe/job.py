@@ -414,7 +414,7 @@ def _artifacts(status: Object, facts: Facts, done: Sequence[str]) -> None:
 
 
 def _ttl(spec: FineTuneJobSpec, status: Object, now: datetime) -> float | None:
-    if spec.ttl_seconds_after_finished is None or not status.get("completionTime"):
+    if spec.ttl_seconds_after_finished is None or ended(status) is None or not status.get("completionTime"):
         return None
     end = times.parse(status["completionTime"]) + timedelta(seconds=spec.ttl_seconds_after_finished)
     return (end - now).total_seconds()

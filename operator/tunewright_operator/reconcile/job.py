@@ -114,7 +114,7 @@ async def _facts(loop: Loop, known: Object, planned: Planned) -> Facts:
         [StageFacts(s.name, s.job.get("parallelism", 1)) for s in planned.plan.stages] if planned.plan else []
     )
     missing: list[judge.Missing] = []
-    idle = known["status"].get("phase") in ("Succeeded", "Failed") or spec.suspend
+    idle = judge.ended(known["status"]) is not None or spec.suspend
     if not idle and not any(looks.find(p).shape is looks.Shape.RUNNING for p in pods):
         missing = await loop.references.missing(namespace, references.of_job(spec))
     chip, base = spec.accelerator.chip, spec.output.uri.rstrip("/")

@@ -393,3 +393,11 @@ def test_a_finished_job_is_never_touched_again() -> None:
     )
     assert later.status == done.status
     assert (later.start, later.stop) == (None, ())
+
+
+@pytest.mark.parametrize("word", ["Failed", "Succeeded"])
+def test_a_phase_that_a_hand_wrote_ends_nothing(word: str) -> None:
+    first = look(train=TRAIN, pods=[POD.running(0)], minute=1)
+    second = look({**first.status, "phase": word}, train=TRAIN, pods=[POD.running(0)], minute=2)
+    assert (second.status["phase"], second.stop) == ("Training", ())
+    assert second.status["conditions"] == first.status["conditions"]

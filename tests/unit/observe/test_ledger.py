@@ -140,3 +140,9 @@ def test_however_often_it_is_looked_at_the_sums_are_the_same(
     assert account.interrupted == ends.count("preempt")
     assert account.hours(at(9999)) == pytest.approx(len(ends) * 10 / 60 * 4, abs=1e-4)
     assert account.attempts == 1 + ends[:-1].count("fail")
+
+
+def test_pods_that_started_in_the_same_second_are_told_apart_by_which_of_them_ended() -> None:
+    same = [Pod.of("z", created=0).failed(1, 0, 1), Pod.of("a", created=0).running(0)]
+    account = look(Ledger(), same, 2)
+    assert (account.attempts, account.last) == (2, None)
