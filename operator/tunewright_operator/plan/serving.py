@@ -467,7 +467,7 @@ class _Endpoint:
         mounted, mounts = volumes.render(config_map, scratch_gib=1)
         sidecars, account = [], self.spec.service_account_name
         if stage == "bench":
-            target = names.child(self.name, "benchmark")
+            target = benchmark_map(self.name)
             relay, token = progress.sidecar(
                 target, image, self.settings.pull_policy, file=f"{WORK}/{BENCHMARK_KEY}"
             )
@@ -507,7 +507,7 @@ class _Endpoint:
         """Where the benchmark's figures go, and the account that may write them."""
         if not self.spec.benchmark:
             return ()
-        target, labels = names.child(self.name, "benchmark"), self.labels("bench")
+        target, labels = benchmark_map(self.name), self.labels("bench")
         return (
             progress.account(target, self.namespace, labels),
             *progress.objects(target, self.namespace, labels, target),
@@ -516,6 +516,12 @@ class _Endpoint:
 
 BENCHMARK_KEY = "benchmark.json"
 """File of the benchmark's figures, and their key in the ConfigMap `<endpoint>-benchmark`."""
+
+
+def benchmark_map(name: str) -> str:
+    """Name of the ConfigMap that a benchmark's figures go to."""
+    return names.child(name, "benchmark")
+
 
 _SHARED_MEMORY = {"cpu": "2Gi", "tpu": "16Gi", "gpu": "16Gi"}
 

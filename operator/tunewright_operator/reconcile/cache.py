@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tunewright_operator.plan import progress, serving
 from tunewright_operator.reconcile import resources
 from tunewright_operator.reconcile.resources import UID_LABEL, Resource
 
 Object = dict[str, Any]
 _CHIPS = ("google.com/tpu", "nvidia.com/gpu")
 _OURS = "tunewright.dev/"
+_RECORDS = (progress.KEY, serving.BENCHMARK_KEY)
+"""What the relays write into ConfigMaps."""
 _LABELS = frozenset(
     {"batch.kubernetes.io/job-completion-index", "batch.kubernetes.io/job-name", "kueue.x-k8s.io/queue-name"}
 )
@@ -111,8 +114,9 @@ def _configmap(body: Object) -> Object:
     data = body.get("data") or {}
     text = json.dumps(data, sort_keys=True).encode()
     kept: Object = {"mark": hashlib.sha256(text).hexdigest()[:16]}
-    if "progress.json" in data:
-        kept["data"] = {"progress.json": data["progress.json"]}
+    records = {key: data[key] for key in _RECORDS if key in data}
+    if records:
+        kept["data"] = records
     return kept
 
 

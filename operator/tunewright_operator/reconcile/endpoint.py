@@ -203,8 +203,8 @@ async def _facts(
 
 def _figures(loop: Loop, namespace: str, name: str, source: Source, old: Object) -> Object | None:
     """What the benchmark left in its ConfigMap, as it stands in status."""
-    record = loop.cache.get(CONFIGMAP, namespace, child(child(name, "benchmark"), "progress"))
-    text = (record or {}).get("data", {}).get("progress.json")
+    record = loop.cache.get(CONFIGMAP, namespace, serving.benchmark_map(name))
+    text = (record or {}).get("data", {}).get(serving.BENCHMARK_KEY)
     if not text:
         return None
     try:

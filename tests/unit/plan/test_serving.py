@@ -330,3 +330,23 @@ def test_the_benchmark_loads_the_public_service_and_its_figures_have_a_place():
 def test_the_url_is_what_the_service_is_called():
     made = plan.endpoint(specs.endpoint())
     assert url("support-bot", "team") == f"http://{service(made)['metadata']['name']}.team.svc/v1"
+
+
+@pytest.mark.parametrize("name", ["bot", "b" * 63])
+def test_the_operator_finds_and_keeps_what_the_relays_write(name):
+    from tunewright_operator.plan import progress
+    from tunewright_operator.plan.serving import BENCHMARK_KEY, benchmark_map
+    from tunewright_operator.reconcile import cache, resources
+
+    measured = plan.endpoint(specs.endpoint({"metadata.name": name}, benchmark={}))
+    trained = plan.job(specs.job({"metadata.name": name}))
+    for made, target, key in (
+        (measured.stage("bench"), benchmark_map(name), BENCHMARK_KEY),
+        (trained.stage("train"), progress.config_map(name), progress.KEY),
+    ):
+        (relay,) = made.template["spec"]["initContainers"]
+        command = relay["command"]
+        assert command[command.index("--config-map") + 1] == target
+        assert command[command.index("--file") + 1].rpartition("/")[2] == key
+        seen = {"metadata": {"name": target, "namespace": "team"}, "data": {key: "{}", "other": "x"}}
+        assert cache.slim(resources.CONFIGMAP, seen)["data"] == {key: "{}"}
