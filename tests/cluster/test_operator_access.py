@@ -159,55 +159,6 @@ def helm(*arguments: str | Path) -> str:
     return done.stdout
 
 
-VALUES = [
-    ("as it comes", []),
-    ("for two namespaces", ["--set", "namespaces={team-a,team-b}"]),
-    ("with its own registry", ["--set", "image.registry=registry.example/team/", "--set", "crds.keep=false"]),
-    ("without what is optional", ["--set", "networkPolicy.create=false", "--set", "userRoles.create=false"]),
-]
-
-
-@pytest.mark.parametrize(("sentence", "values"), VALUES, ids=[v[0] for v in VALUES])
-def test_the_chart_is_what_the_api_server_takes(
-    sentence: str, values: list[str], cluster: Cluster, namespace: str
-) -> None:
-    text = helm("template", "release", ROOT / "charts/tunewright", "--namespace", namespace, *values)
-    found = [one for one in yaml.safe_load_all(text) if one]
-    for one in found:
-        if one["metadata"].get("namespace") in ("team-a", "team-b"):
-            one["metadata"]["namespace"] = namespace
-    for one in found:
-        body = yaml.safe_dump(one)
-        cluster.kubectl(
-            "apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts",
-            "-n", namespace, "-f", "-", stdin=body,
-        )  # fmt: skip
-    kinds = [one["kind"] for one in found]
-    assert ("ClusterRole" in kinds) == (sentence != "for two namespaces")
-    assert kinds.count("CustomResourceDefinition") == 2
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "image.registry=no-slash",
-        "operator.workers=0",
-        "nonsense=1",
-        "namespaces={UPPER}",
-        "image.pullPolicy=Maybe",
-    ],
-)
-def test_the_chart_refuses_values_that_cannot_work(value: str) -> None:
-    command = [build.binary("helm"), "template", "x", ROOT / "charts/tunewright", "--set", value]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode != 0
-    assert "schema" in done.stderr
-
-
-def test_the_chart_lints() -> None:
-    helm("lint", "--strict", ROOT / "charts/tunewright")
-
-
 @pytest.mark.parametrize("overlay", ["cluster-wide", "namespaced"])
 def test_the_overlay_is_what_the_api_server_takes(overlay: str, cluster: Cluster, namespace: str) -> None:
     text = cluster.kubectl("kustomize", ROOT / "manifests/overlays" / overlay)
