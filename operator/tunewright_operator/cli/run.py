@@ -79,6 +79,8 @@ def run(
                 runner.job(plan, fresh=fresh)
                 shown.note(f"{plan.name}: the model is at {runner.path(plan.output)}")
             if question:
+                if any(stage.name == "bench" for stage in served[0].stages):
+                    shown.note("spec.benchmark is measured when the endpoint stays up: run without --ask")
                 with runner.endpoint(served[0], host=host, port=port) as serving:
                     after = ask(serving.endpoint, question, max_tokens=max_tokens)
                 click.echo(f"{'Fine-tuned model: ' if compare_base else ''}{after}")
@@ -187,6 +189,9 @@ def _serve(runner: Runner, served: list[Plan], host: str, port: int | None) -> N
             up.append(stack.enter_context(runner.endpoint(plan, host=host, port=port)))
             one = up[-1].endpoint
             click.echo(f"{plan.name} is served at {one.url}/v1 (model {one.model})\n\n{curl(one)}\n")
+            table = runner.benchmark(plan, up[-1])
+            if table:
+                click.echo(f"{table}\n")
         click.echo("Ctrl-C ends it.", err=True)
         Serving.wait_all(up)
 

@@ -20,7 +20,7 @@ from tunewright_operator.local.process import Process, end_orphan
 from tunewright_operator.local.signals import Signals
 from tunewright_operator.local.state import Folders, State, differences, locked
 from tunewright_operator.local.view import View, duration
-from tunewright_operator.plan.stage import Plan, Stage
+from tunewright_operator.plan.stage import Manifest, Plan, Stage
 from tunewright_workloads.contract import exits, progress, uris
 from tunewright_workloads.contract.faults import Fault, UserError
 
@@ -344,11 +344,26 @@ class Runner:
     def _gate(self, plan: Plan, url: str) -> None:
         """Runs the planned gate against the server. Raises StageError with what it found."""
         stage = next((s for s in plan.stages if s.name == "gate"), None)
+        if stage is not None:
+            service = next(m for m in stage.manifests if m["kind"] == "Service")
+            said = "the server does not answer as the model it should be"
+            self._ask_server(plan, stage, service, url, said)
+
+    def benchmark(self, plan: Plan, serving: Serving) -> str | None:
+        """Runs the planned benchmark against a server. Returns its table, None where none is planned."""
+        stage = next((s for s in plan.stages if s.name == "bench"), None)
         if stage is None:
-            return
-        service = next(m["metadata"] for m in stage.manifests if m["kind"] == "Service")
-        hosts = {f"http://{service['name']}.{service['namespace']}.svc": url}
-        command = self._materialise(plan, stage, hosts=hosts)
+            return None
+        return self._ask_server(
+            plan, stage, plan.after[-1], serving.endpoint.url, "the endpoint could not be measured"
+        )
+
+    def _ask_server(self, plan: Plan, stage: Stage, service: Manifest, url: str, failed: str) -> str:
+        """Runs a stage that speaks to a planned Service, which is `url` here. Returns what it printed."""
+        meta = service["metadata"]
+        command = self._materialise(
+            plan, stage, hosts={f"http://{meta['name']}.{meta['namespace']}.svc": url}
+        )
         log = self.folders.log(plan.namespace, plan.name, stage.name)
         offset = _header(log, 1, command)
         self.view.begin(stage.name, 1)
@@ -356,15 +371,12 @@ class Runner:
         code, _ = self._attempt(plan, stage, command, log, None)
         if self.signals.asked is not None:
             self.view.end(stage.name, "stopped")
-            raise StoppedError(128 + self.signals.asked, "stopped while the model was checked.")
+            raise StoppedError(128 + self.signals.asked, f"stopped in {stage.name}.")
         if code != exits.DONE:
             self.view.end(stage.name, "failed")
-            raise StageError(
-                stage.name,
-                code,
-                f"the server does not answer as the model it should be:\n{_tail(log, offset)}",
-            )
+            raise StageError(stage.name, code, f"{failed}:\n{_tail(log, offset)}")
         self.view.end(stage.name, f"passed in {duration(time.monotonic() - begun)}")
+        return _tail(log, offset)
 
     def _until_healthy(self, stage: Stage, process: Process, url: str, log: Path, offset: int) -> None:
         probe = stage.container["startupProbe"]

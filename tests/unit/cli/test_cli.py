@@ -387,7 +387,10 @@ def test_an_endpoint_stays_up_until_a_signal(tmp_path, fakes):
     import signal
     import time
 
-    path = write(tmp_path, TINY, SERVED)
+    (fakes / "bench.py").write_text(
+        "import json, sys; print('measured', json.load(open(sys.argv[2]))['url'])"
+    )
+    path = write(tmp_path, TINY, specs.merged(SERVED, {"spec.benchmark": {}}))
     code = "import sys; from tunewright_operator.cli import main; sys.exit(main())"
     env = {**os.environ, "PYTHONPATH": f"{fakes.parent}:{ROOT}/operator:{ROOT}/workloads"}
     program = f"import sys; sys.path.remove({str(fakes.parent)!r}); {code}"
@@ -398,12 +401,18 @@ def test_an_endpoint_stays_up_until_a_signal(tmp_path, fakes):
     try:
         first = process.stdout.readline()
         assert "support-bot is served at http://127.0.0.1:" in first
-        time.sleep(0.3)
+        log = tmp_path / "s/team/support-bot/logs/bench.log"
+        end = time.monotonic() + 60
+        while not log.exists() or "measured" not in log.read_text():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        time.sleep(1)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 0, process.stderr.read()
         out = process.stdout.read()
         assert "curl -s http://127.0.0.1:" in out
+        assert "measured http://127.0.0.1:" in out
     finally:
         process.kill()
         process.communicate()
