@@ -44,7 +44,9 @@ def test_a_merge_killed_at_random_points_resumes_to_the_same_bytes(
     )
     (tmp_path / "merge.json").write_text(config.text())
     points = 52 if size is None else 15
-    assert survive(tmp_path / "merge.json", points, 7, {})["killed"] >= points - 2  # the count of operations varies
+    assert (
+        survive(tmp_path / "merge.json", points, 7, {})["killed"] >= points - 2
+    )  # the count of operations varies
 
 
 def test_a_publication_to_a_bucket_killed_at_random_points_resumes_to_the_same_bytes(
