@@ -214,3 +214,39 @@ def test_the_command_ends_with_2_on_bad_input_and_1_when_nobody_answers(
     assert main(["--config", str(path)]) == exits.RETRY
     assert "does not answer" in capsys.readouterr().err
     assert not (tmp_path / "r.json").exists()
+
+
+def test_a_url_and_options_are_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "report.json"
+    with server(Delays(ttft=0.0, itl=0.0)) as slow:
+        options = [
+            "--rate",
+            "100",
+            "--rate",
+            "200",
+            "--requests",
+            "20",
+            "--input-tokens",
+            "16",
+            "--output-tokens",
+            "2",
+        ]
+        options += ["--percentile", "50", "--percentile", "90", "--warmup", "0", "--output", str(output)]
+        assert main([slow.url, *options]) == exits.DONE
+        report = BenchReport.model_validate_json(output.read_text())
+        assert (report.model, report.input_tokens, [p.rate for p in report.points]) == (
+            "slow",
+            16,
+            [100, 200],
+        )
+        assert main([slow.url, *options, "--percentile", "99"]) == exits.BAD_INPUT
+        assert "at least 200 for a p99" in capsys.readouterr().err
+        assert main([slow.url, "--rate", "-1", "--seed", "-1"]) == exits.BAD_INPUT
+        said = capsys.readouterr().err
+        assert "command line: rates[0]" in said and "command line: seed" in said
+        assert main([slow.url, "--config", "x.json"]) == exits.BAD_INPUT
+        assert "--config: holds everything: leave out url" in capsys.readouterr().err
+    assert main([]) == exits.BAD_INPUT
+    assert "URL: is required" in capsys.readouterr().err
+    assert main(["http://127.0.0.1:9"]) == exits.RETRY
+    assert "does not answer" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`python -m tunewright_workloads.bench --config FILE`."""
+"""Measures an OpenAI endpoint: by `--config FILE`, or alone by its URL and options."""
 
 from __future__ import annotations
 
@@ -10,19 +10,71 @@ from pathlib import Path
 
 from tunewright_workloads.bench import run, table
 from tunewright_workloads.contract import exits
-from tunewright_workloads.contract.configs import BenchConfig, load
-from tunewright_workloads.contract.faults import UserError
+from tunewright_workloads.contract.configs import BenchConfig, load, parse
+from tunewright_workloads.contract.faults import Fault, UserError
 
 log = logging.getLogger("tunewright.bench")
 
 
+_OPTIONS: dict[str, tuple[type, str]] = {
+    "model": (str, "served name; default: the only one that the server lists"),
+    "input-tokens": (int, "of a prompt"),
+    "output-tokens": (int, "of an answer"),
+    "requests": (int, "of one measurement; a p99 needs 200"),
+    "warmup": (int, "requests before it that do not count"),
+    "slo-ttft-ms": (float, "limit of the time to the first token, for the goodput"),
+    "slo-tpot-ms": (float, "limit of the time a token after it, for the goodput"),
+    "timeout": (float, "seconds that one request may take"),
+    "seed": (int, "of arrivals and prompts"),
+    "accelerator": (str, "what the server runs on: v6e, h100, cpu, ..."),
+    "topology": (str, "of its TPU slice"),
+    "count": (int, "of its GPUs"),
+    "params": (float, "parameters a token passes through: flags a first token that is too fast to be true"),
+    "output": (str, "file of the report (default: bench.json)"),
+}
+"""Command line options that are fields of BenchConfig."""
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="tunewright bench", description=__doc__)
+    made.add_argument("url", nargs="?", help="of the server, http://host:8000")
+    made.add_argument("--config", help="a BenchConfig as JSON; instead of the URL and the options")
+    made.add_argument(
+        "--rate",
+        type=float,
+        action="append",
+        dest="rates",
+        help="requests a second; give it again for a sweep",
+    )
+    made.add_argument(
+        "--percentile", type=int, action="append", dest="percentiles", help="50, 90 or 99: refused when the requests are too few"
+    )  # fmt: skip
+    for name, (kind, text) in _OPTIONS.items():
+        made.add_argument(f"--{name}", type=kind, help=text, metavar=name.rsplit("-", 1)[-1].upper())
+    return made
+
+
+def config_of(options: argparse.Namespace) -> BenchConfig:
+    """The configuration from a file or from options. Raises UserError with every fault."""
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    if path := given.pop("config", None):
+        if given:
+            names = ", ".join(sorted(given))
+            raise UserError(Fault("--config", f"holds everything: leave out {names}"))
+        return load(BenchConfig, path)
+    if "url" not in given:
+        raise UserError(Fault("URL", "is required (or --config FILE)"))
+    given.setdefault("output", "bench.json")
+    if "model" not in given:
+        given["model"] = run.only_model(given["url"])
+    return parse(BenchConfig, given, "command line")
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="tunewright_workloads.bench", description=__doc__)
-    parser.add_argument("--config", required=True, help="a BenchConfig as JSON")
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        config = load(BenchConfig, options.config)
+        config = config_of(options)
         report = run.run(config)
     except UserError as error:
         print(error.text(), file=sys.stderr)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from itertools import islice
+from typing import Any
 
 import aiohttp
 
@@ -75,12 +76,29 @@ async def _run(
     )
 
 
+def only_model(url: str) -> str:
+    """The name of the server's model, where it has one. Raises UserError where it has several."""
+
+    async def ask() -> list[str]:
+        async with Client(url, "", 1, 30.0) as client:
+            return [str(card.get("id")) for card in await _cards(client)]
+
+    names = asyncio.run(ask())
+    if len(names) != 1:
+        raise UserError(Fault("--model", f"is required: the server lists {', '.join(names) or 'no model'}"))
+    return names[0]
+
+
+async def _cards(client: Client) -> list[dict[str, Any]]:
+    try:
+        return list((await client.get("/models")).get("data", []))
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise RuntimeError(f"{client.url}/models does not answer: {error or type(error).__name__}") from None
+
+
 async def _check(client: Client, config: BenchConfig) -> str:
     """That the server has the model and the room; who serves it."""
-    try:
-        cards = (await client.get("/models")).get("data", [])
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise RuntimeError(f"{client.url}/models does not answer: {error or type(error).__name__}") from None
+    cards = await _cards(client)
     card = next((c for c in cards if c.get("id") == config.model), None)
     if card is None:
         names = ", ".join(str(c.get("id")) for c in cards)
