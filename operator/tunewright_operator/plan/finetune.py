@@ -155,11 +155,19 @@ class _Job:
         )
         cpu = accelerator("cpu")
         found = self.spec.model.spec
-        # One tensor at a time: as it is, in f32, and the product of the adapter, in f32.
-        tensor = 12 * found.embed * max(found.hidden, found.wide_hidden or 0) / GIB if found else 2.0
+        # The merge itself holds 300 MB. The gate's probes come from a pass over the finished model with
+        # one layer in memory (bfloat16, twice), a matrix of it and a slice of the vocabulary in float32.
+        layer = 2.0
+        if found:
+            D, F = found.embed, max(found.hidden, found.wide_hidden or 0)
+            heads = max(
+                found.heads * found.head_dim + found.local_kv_heads * found.head_dim,
+                found.heads * found.global_head_dim + found.global_kv_heads * found.global_head_dim,
+            )
+            layer = (4 * D * (2 * heads + 3 * F) + 4 * D * F + 6 * 16384 * D) / GIB
         return self.stage(
             "merge", config, volumes, chip=cpu, rows=slice_of("cpu"),
-            artifact=f"{output}/{MERGED}/{MANIFEST}", memory_gib=0.5 + tensor,
+            artifact=f"{output}/{MERGED}/{MANIFEST}", memory_gib=1.4 + layer,
             scratch_gib=self.base_gib() + min(8.0, 1 + self.size_gib()), queued=False,
         )  # fmt: skip
 
