@@ -173,7 +173,7 @@ def test_bfloat16_is_near(case: Case) -> None:
 
 
 SHARDED = """
-import jax, numpy as np, sys
+import dataclasses, jax, numpy as np, sys
 from pathlib import Path
 from support import gemma
 from tunewright_workloads.contract.configs import AdapterConfig
@@ -184,6 +184,8 @@ def run(on):
     fresh = stages.init(arch, adapter, seed=2, mesh=on)
     moved = jax.tree.map(lambda x: x + 0.01, fresh)
     settings = program.Settings.of(arch, adapter, mesh=on, compute_dtype="float32", remat=program.NAMES)
+    if sys.argv[4] == "ring" and on.size > 1:
+        settings = dataclasses.replace(settings, ring=True, barriers=True)
     spread = jax.sharding.NamedSharding(on, jax.sharding.PartitionSpec("fsdp"))
     batch = {k: jax.device_put(v, spread) for k, v in rows.items()}
     step = jax.jit(jax.value_and_grad(lambda a, b, x: program.loss(a, b, x, settings)[0]), compiler_options=gemma.QUICK)
@@ -198,13 +200,19 @@ print("same")
 """
 
 
-@pytest.mark.parametrize(("variant", "fsdp", "tp"), [("dense", 4, 1), ("ple", 2, 2)])
-def test_four_devices_compute_what_one_does(variant: Any, fsdp: int, tp: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "fsdp", "tp", "weights"),
+    [("dense", 4, 1, "gathered"), ("dense", 4, 1, "ring"), ("ple", 2, 2, "gathered")],
+)
+def test_four_devices_compute_what_one_does(
+    variant: Any, fsdp: int, tp: int, weights: str, tmp_path: Path
+) -> None:
+    """weights: gathered, or handed round in a ring as on TPUs."""
     tiny.write(tmp_path, variant=variant, groups=2)
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     paths = (Path(tiny.__file__).parents[2], Path(gemma.__file__).parents[1])
     env["PYTHONPATH"] = os.pathsep.join(map(str, paths))
-    command = [sys.executable, "-c", SHARDED, str(tmp_path), str(fsdp), str(tp)]
+    command = [sys.executable, "-c", SHARDED, str(tmp_path), str(fsdp), str(tp), weights]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
     assert done.stdout.strip().endswith("same"), done.stderr[-3000:]
 

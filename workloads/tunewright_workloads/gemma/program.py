@@ -30,7 +30,7 @@ from jax.ad_checkpoint import checkpoint_name as named
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tunewright_workloads.contract.configs import AdapterConfig
-from tunewright_workloads.gemma import attention, quantize
+from tunewright_workloads.gemma import attention, quantize, ring
 from tunewright_workloads.gemma import loss as losses
 from tunewright_workloads.gemma.architecture import Architecture
 from tunewright_workloads.gemma.stages import Stage, stages
@@ -60,6 +60,7 @@ class Settings:
 
     targets: of the adapter; half of a fused K and V may be asked for, the other half's B stays zero.
     saved:   names of kept activations (of NAMES), or None for no recomputation.
+    ring:    weights go round (`gemma.ring`) instead of being gathered.
     """
 
     arch: Architecture
@@ -73,6 +74,7 @@ class Settings:
     chunk: int = losses.CHUNK
     unroll: int = 1
     barriers: bool = False
+    ring: bool = False
 
     @classmethod
     def of(
@@ -102,6 +104,7 @@ class Settings:
             attention="splash" if tpu else "blocks",
             chunk=chunk,
             barriers=tpu,
+            ring=tpu and ring.fits(mesh),
         )
 
 
@@ -262,8 +265,14 @@ def _layer(
         scales = place(value.scales, whole)
         return quantize.dequantize(quantize.Quantized(codes, scales, value.kind), config.dtype)
 
+    def times(formula: str, x: jax.Array, name: str, spec: PartitionSpec) -> jax.Array:
+        if config.ring and not isinstance(b[name], quantize.Quantized):
+            assert config.mesh is not None
+            return ring.matmul(formula, x, b[name].astype(config.dtype), config.mesh)
+        return jnp.einsum(formula, x, weight(name, spec))
+
     def project(h: jax.Array, name: str, delta: jax.Array | None, label: str) -> jax.Array:
-        y = jnp.einsum("btd,ndh->bnth", h, weight(f"attn.{name}.w", P("tp", None, None)))
+        y = times("btd,ndh->bnth", h, f"attn.{name}.w", P("tp", None, None))
         return named(place(y if delta is None else y + delta, heads), label)
 
     h = bar(norm(x, b["pre_attention_norm.scale"], config))
@@ -287,7 +296,7 @@ def _layer(
     if config.attention != "splash":  # whose kernel names its own residuals
         out = named(out, "attn")
     out = place(out, heads)
-    y = jnp.einsum("bnth,nhd->btd", out, weight("attn.attn_vec_einsum.w", P("tp", None, None)))
+    y = times("bnth,nhd->btd", out, "attn.attn_vec_einsum.w", P("tp", None, None))
     delta = lora.output(out)
     y = named(place(y if delta is None else y + delta, rows), "o")
     x = x + norm(bar(y), b["post_attention_norm.scale"], config)
@@ -296,12 +305,15 @@ def _layer(
     down = lora.inputs(h, "mlp", ["gate_proj", "up_proj"])
     wide = P("fsdp", None, "tp")
     gate, up = (
-        named(place(lora.add(h @ weight(f"mlp.{name}.kernel", P(None, "tp")), down, name), wide), label)
+        named(
+            place(lora.add(times("btd,df->btf", h, f"mlp.{name}.kernel", P(None, "tp")), down, name), wide),
+            label,
+        )
         for name, label in (("gate_proj", "gate"), ("up_proj", "up"))
     )
     h = bar(geglu(gate, up))
     down = lora.inputs(h, "mlp", ["down_proj"])
-    y = lora.add(h @ weight("mlp.down_proj.kernel", P("tp", None)), down, "down_proj")
+    y = lora.add(times("btf,fd->btd", h, "mlp.down_proj.kernel", P("tp", None)), down, "down_proj")
     y = named(place(y, rows), "down")
     x = x + norm(bar(y), b["post_ffw_norm.scale"], config)
 

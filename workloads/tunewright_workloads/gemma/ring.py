@@ -110,8 +110,8 @@ def cycle(devices: list[Any]) -> tuple[int, ...]:
     """
     n = len(devices)
     natural = tuple(range(n))
-    coords = [getattr(device, "coords", None) for device in devices]
-    if n > 16 or any(c is None for c in coords):
+    coords: list[tuple[int, ...]] = [getattr(device, "coords", ()) for device in devices]
+    if n > 16 or not all(coords):
         return natural
 
     def apart(i: int, j: int) -> int:

@@ -10,6 +10,7 @@ traced for TPU devices.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,6 @@ class Step:
     """A traced step and what is needed to read it. tokens: of a step on all devices, padding included."""
 
     traced: Any
-    options: dict[str, Any]
     arch: Architecture
     accelerator: str
     devices: int
@@ -120,8 +120,6 @@ def trace(
         )
     settings = program.Settings.of(arch, adapter, mesh=where, compute_dtype=jnp.bfloat16, remat=kept)  # type: ignore[arg-type]
     if unroll is not None:
-        import dataclasses
-
         settings = dataclasses.replace(settings, unroll=unroll)
     base = stages.shapes(arch, where, jnp.bfloat16)
     lora = stages.adapter_shapes(arch, adapter, where)
@@ -141,7 +139,7 @@ def trace(
             lora, state, base, batch, number
         )
     return Step(
-        traced, dict(program.OPTIONS), arch, accelerator, len(devices), rows, length, fsdp, tp,
+        traced, arch, accelerator, len(devices), rows, length, fsdp, tp,
         kept if isinstance(kept, str) else ",".join(kept) or "nothing",
     )  # fmt: skip
 
@@ -161,7 +159,7 @@ def _state(optimizer: optax.GradientTransformation, lora: Any, where: Mesh) -> A
 
 def measure(step: Step) -> Measure:
     """Compiles the step. Raises compiler.TooLarge when its temporaries alone exceed the memory."""
-    compiled = compiler.compile_(step.traced, step.options)
+    compiled = compiler.compile_(step.traced)
     return reading(compiled, step.arch, step.accelerator, step.devices, step.tokens, step.length)
 
 

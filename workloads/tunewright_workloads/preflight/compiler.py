@@ -102,7 +102,7 @@ class TooLarge(UserError):  # noqa: N818
     """The program's temporaries alone exceed the chip's memory."""
 
 
-def compile_(traced: Any, options: dict[str, Any] | None = None) -> Compiled:
+def compile_(traced: Any) -> Compiled:
     """Compiles a traced jitted function whose arguments' shardings lie on `slice_`'s devices.
 
     Raises TooLarge with the compiler's own numbers.
@@ -110,7 +110,7 @@ def compile_(traced: Any, options: dict[str, Any] | None = None) -> Compiled:
     began = time.monotonic()
     lowered = traced.lower(lowering_platforms=("tpu",))
     try:
-        compiled = lowered.compile(compiler_options=options)
+        compiled = lowered.compile()
     except Exception as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

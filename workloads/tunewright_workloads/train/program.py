@@ -44,6 +44,7 @@ class Program:
     def __init__(self, base: Any, settings: program.Settings, mesh: Mesh, seed: int | None = None) -> None:
         self.base, self.settings, self.mesh, self.seed = base, settings, mesh, seed
         self.spread = NamedSharding(mesh, PartitionSpec(None, "fsdp", None))
+        self.options = dict(program.OPTIONS) if mesh.devices.flat[0].platform == "tpu" else None
 
     def place(self, batch: Batch, micro: int) -> dict[str, jax.Array]:
         """A batch on the devices, [k, micro, T]; every host computes it and keeps its own rows."""
@@ -100,6 +101,7 @@ class Program:
             step,
             donate_argnums=(0, 1),
             out_shardings=(*same, every),
+            compiler_options=self.options,
         )
 
     def evaluate(self) -> Callable[..., Any]:
@@ -109,7 +111,8 @@ class Program:
             losses = jax.lax.map(lambda rows: self.sum_loss(adapter, base, rows), dict(batch))
             return jnp.sum(losses), jnp.sum(batch["weights"])
 
-        return jax.jit(total, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
+        every = NamedSharding(self.mesh, PartitionSpec())
+        return jax.jit(total, out_shardings=every, compiler_options=self.options)
 
 
 def start(optimizer: optax.GradientTransformation, adapter: Any, mesh: Mesh) -> Any:
