@@ -180,6 +180,27 @@ def test_loss_on(loss_on: str, expected: list[str]) -> None:
     assert trained(encode(value, loss_on=loss_on)) == expected
 
 
+@pytest.mark.parametrize("tokenizer", templates())
+@pytest.mark.parametrize(
+    "answer",
+    [
+        assistant("<|channel>thought\nhm\n<channel|>One."),
+        assistant("One.", reasoning="hm"),
+        assistant([{"type": "text", "text": "One."}], reasoning_content="hm"),
+    ],
+)
+def test_thinking_is_trained_where_it_is_asked_for(tokenizer: Tokenizer, answer: dict[str, Any]) -> None:
+    value = chat(user("a"), answer, user("<channel|> b"), answer)
+    row = rows.read(files.Record("t.jsonl", 1, value), "auto", "assistant")
+    assert isinstance(row, rows.Row)
+    (found,) = Encoder(tokenizer, thinking=True).encode([row])
+    assert isinstance(found, Example)
+    assert trained(found) == ["<|channel>thought\nhm\n<channel|>One.<turn|>"] * 2
+    assert found.tokens.tolist().count(words().token("<|channel>")) == 2
+    assert found.tokens.tolist().count(words().token("<channel|>")) == 2
+    assert trained(encode(value, tokenizer))[0] == "One.<turn|>"
+
+
 def test_plain_text_is_trained_from_its_first_token_to_its_end() -> None:
     found = encode({"text": "Once upon"})
     assert trained(found) == ["Once upon<eos>"]

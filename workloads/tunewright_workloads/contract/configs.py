@@ -77,6 +77,7 @@ class DatasetConfig(Config):
     overlong: Literal["drop", "truncate", "fail"] = "drop"
     packing: bool = True
     loss_on: Literal["assistant", "completion", "all"] = "assistant"
+    thinking: bool = Field(False, description="Train on what answers think, which templates drop otherwise")
 
 
 class Schedule(Config):

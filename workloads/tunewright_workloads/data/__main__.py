@@ -26,6 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-length", type=_positive, default=3072, metavar="TOKENS")
     parser.add_argument("--overlong", default="drop", choices=("drop", "truncate", "fail"))
     parser.add_argument("--loss-on", default="assistant", choices=("assistant", "completion", "all"))
+    parser.add_argument("--thinking", action="store_true", help="train on what answers think")
     parser.add_argument("--no-packing", action="store_true", help="one example a row")
     parser.add_argument(
         "--batch", type=_positive, default=16, metavar="ROWS", help="training.globalBatchSize"
@@ -74,6 +75,7 @@ def _run(args: argparse.Namespace, work: Path) -> str:
     config = DatasetConfig(
         train=tuple(map(_uri, args.train)), validation=tuple(map(_uri, args.validation)), format=args.format,
         max_length=max(8, args.max_length), overlong=args.overlong, packing=not args.no_packing, loss_on=args.loss_on,
+        thinking=args.thinking,
     )  # fmt: skip
     words = tokenizer.load(directory)
     train = dataset.build(dataset.locate(config.train, work, "FILE"), words, config, what="the training data")

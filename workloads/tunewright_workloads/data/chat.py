@@ -56,10 +56,15 @@ class Example:
 
 @dataclass
 class Encoder:
-    """Rows to examples; keeps the ids of texts that come again in every row."""
+    """Rows to examples; keeps the ids of texts that come again in every row.
+
+    thinking: what an answer thinks is trained too, in its channel; templates drop it from all but
+    the last turn's tool calls.
+    """
 
     tokenizer: Tokenizer
     loss_on: LossOn = "assistant"
+    thinking: bool = False
     _cache: dict[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -68,6 +73,13 @@ class Encoder:
         self._quick = all("<" in name for name in names)
         self._standin = {name: chr(ord(_STANDINS) + i) for i, name in enumerate(names)}
         self._original = {mark: name for name, mark in self._standin.items()}
+        # Stand-ins that become the control token itself: channels that the template must not see.
+        self._channel = {
+            name: chr(ord(_STANDINS) + len(names) + i) for i, name in enumerate((CHANNEL, CHANNEL_END))
+        }
+        back = {mark: name for name, mark in self._channel.items()}
+        self._reopen = re.compile("[" + "".join(back) + "]")
+        self._back = back
         self._restore = re.compile("[" + "".join(self._original) + "]")
         self._stops_after_call = self.tokenizer.control.get(RESPONSE) in self.tokenizer.stop_ids
 
@@ -78,7 +90,7 @@ class Encoder:
         """
         notes = list(row.notes)
         strings = [row.text, *_strings([*row.messages, *row.tools])]
-        if any(self._restore.search(s) for s in strings):
+        if any(self._restore.search(s) or self._reopen.search(s) for s in strings):
             raise UserError(
                 Fault(
                     _FIELD[row.format],
@@ -97,12 +109,17 @@ class Encoder:
             ], notes
         notes += self._literal(s for m in row.messages for s in _strings(_safe(m)))
         messages = [self._message(m) for m in row.messages]
-        if any(
-            CHANNEL in s for m in row.messages if m["role"] == "assistant" for s in _strings(m.get("content"))
-        ):
-            notes.append("thinking inside an answer is dropped by the template")
-        if any(m.get("reasoning") or m.get("reasoning_content") for m in row.messages):
-            notes.append("has reasoning, which the template keeps only beside tool calls of the last turn")
+        if not self.thinking:
+            answers = [m for m in row.messages if m["role"] == "assistant"]
+            if any(CHANNEL in s for m in answers for s in _strings(m.get("content"))):
+                notes.append(
+                    "thinking inside an answer is dropped by the template (dataset.thinking keeps it)"
+                )
+            if any(m.get("reasoning") or m.get("reasoning_content") for m in answers):
+                notes.append(
+                    "reasoning is dropped by the template but beside the last turn's tool calls "
+                    "(dataset.thinking keeps it)"
+                )
         text = self.tokenizer.render_chat(messages, tools=[self._hide(t) for t in row.tools])
         return self._mark(text), notes
 
@@ -117,7 +134,33 @@ class Encoder:
         """A message with stand-ins for control tokens. An assistant's channels stay: the template
         drops them by their text."""
         keep = message["role"] == "assistant"
-        return {k: self._hide(v, keep and k == "content") for k, v in message.items()}
+        hidden = {k: self._hide(v, keep and k == "content") for k, v in message.items()}
+        if keep and self.thinking:
+            hidden["content"] = self._opened(hidden["content"])
+            said = hidden.get("reasoning") or hidden.get("reasoning_content")
+            if said and not hidden.get("tool_calls"):
+                thought = self._opened(f"{CHANNEL}thought\n{said}\n{CHANNEL_END}")
+                content = hidden["content"]
+                for key in ("reasoning", "reasoning_content"):  # some templates would say it twice
+                    hidden.pop(key, None)
+                hidden["content"] = (
+                    [{"type": "text", "text": thought}, *content]
+                    if isinstance(content, list)
+                    else thought + content
+                )
+        return hidden
+
+    def _opened(self, value: Any) -> Any:
+        """Content whose channels the template takes for text."""
+        if isinstance(value, str):
+            for name, mark in self._channel.items():
+                value = value.replace(name, mark)
+            return value
+        if isinstance(value, list):
+            return [self._opened(v) for v in value]
+        if isinstance(value, Mapping):
+            return {k: self._opened(v) for k, v in value.items()}
+        return value
 
     def _hide(self, value: Any, channels: bool = False) -> Any:
         if isinstance(value, str):
@@ -134,6 +177,8 @@ class Encoder:
 
     def _mark(self, text: str) -> list[Piece]:
         """Splits rendered text at its control tokens and decides what is trained."""
+        if self.thinking:
+            text = self._reopen.sub(lambda m: self._back[m[0]], text)
         control = self.tokenizer.control
         pieces: list[Piece] = []
         model = response = header = False

@@ -85,7 +85,7 @@ def build(
 ) -> Dataset:
     """Reads and encodes every row. Raises UserError with all faults of all files (the first 50 in full)."""
     faults = files.Faults()
-    encoder = Encoder(tokenizer, config.loss_on)
+    encoder = Encoder(tokenizer, config.loss_on, config.thinking)
     tokens: list[np.ndarray] = []
     masks: list[np.ndarray] = []
     keys: list[bytes] = []
