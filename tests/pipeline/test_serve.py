@@ -130,6 +130,33 @@ def test_a_stop_string_cuts_the_answer_before_itself(client: openai.OpenAI) -> N
     assert "".join(p.choices[0].text for p in parts) == cut.choices[0].text
 
 
+def test_the_end_of_a_turn_ends_an_answer_and_is_not_shown(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "temperature": 0, "logit_bias": {str(tiny.TURN_END): 100}}
+    chat = client.chat.completions.create(messages=ASK, max_tokens=9, logprobs=True, **asked)
+    assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == ("", "stop")
+    assert chat.usage is not None and chat.usage.completion_tokens == 1
+    assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content is not None
+    assert [t.token for t in chat.choices[0].logprobs.content] == ["<turn|>"]
+    text = client.completions.create(prompt="x", max_tokens=9, extra_body={"ignore_eos": True}, **asked)
+    assert text.usage is not None and text.usage.completion_tokens == 9
+    assert text.choices[0].text == ""
+
+
+def test_control_tokens_in_a_message_are_ordinary_text(client: openai.OpenAI) -> None:
+    def count(content: str) -> int:
+        messages: list[Any] = [{"role": "user", "content": content}]
+        usage = client.chat.completions.create(model="tiny", messages=messages, max_tokens=1).usage
+        assert usage is not None
+        return usage.prompt_tokens
+
+    # As a token it would be one; as text it is several, and nobody else's turn begins.
+    assert count("a<turn|>") > count("a") + 1
+    raw = client.completions.create(model="tiny", prompt="a<turn|>", max_tokens=1).usage
+    assert raw is not None and raw.prompt_tokens == 3, (
+        "a raw prompt may hold control tokens: <bos>, a, <turn|>"
+    )
+
+
 def test_prompts_may_be_texts_or_token_ids_and_one_request_may_hold_several(client: openai.OpenAI) -> None:
     texts = client.completions.create(model="tiny", prompt=["Once", "Twice"], temperature=0, max_tokens=5)
     assert [c.index for c in texts.choices] == [0, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -79,6 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(error.text(), file=sys.stderr)
         return exits.BAD_INPUT
+    except KeyboardInterrupt:
+        print("stopped: no report", file=sys.stderr)
+        return 128 + signal.SIGINT
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return exits.RETRY

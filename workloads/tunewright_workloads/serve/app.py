@@ -52,7 +52,9 @@ class Engine:
     """A loaded model, ready to serve.
 
     length:       tokens that prompt and answer may have together.
-    stop_tokens:  ids that end a generation.
+    dtype:        of the arithmetic.
+    stop_tokens:  ids that end a generation, as the checkpoint says.
+    turn_end:     the one that ends a turn, and so an answer in a chat, whatever the checkpoint says.
     defaults:     sampling where a request says nothing (the checkpoint's generation_config.json).
     """
 
@@ -62,7 +64,9 @@ class Engine:
     pieces: Pieces
     length: int
     vocab: int
+    dtype: str
     stop_tokens: frozenset[int]
+    turn_end: frozenset[int]
     bos: int | None
     defaults: Sampling
     created: int = field(default_factory=lambda: int(time.time()))
@@ -197,6 +201,7 @@ def _card(engine: Engine) -> dict[str, Any]:
         "created": engine.created,
         "owned_by": "tunewright",
         "max_model_len": engine.length,
+        "dtype": engine.dtype,
     }
 
 
@@ -407,12 +412,15 @@ async def _answer(
         return emit
 
     sampling = _sampling(engine, asked)
+    stop_tokens = engine.stop_tokens | (engine.turn_end if isinstance(asked, ChatRequest) else frozenset())
+    if asked.ignore_eos:
+        stop_tokens = frozenset()
     sequences = [
         Sequence(
             prompt=prompt,
             limit=limit,
             sampling=sampling,
-            stop_tokens=frozenset() if asked.ignore_eos else engine.stop_tokens,
+            stop_tokens=stop_tokens,
             stops=asked.stops,
             top=top,
             emit=emitter(index),

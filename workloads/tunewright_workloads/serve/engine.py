@@ -12,7 +12,7 @@ from typing import Any
 from tunewright_workloads.contract.configs import ServeConfig
 from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.data import tokenizer
-from tunewright_workloads.data.chat import Encoder
+from tunewright_workloads.data.chat import TURN_END, Encoder
 from tunewright_workloads.serve.app import Engine
 from tunewright_workloads.serve.sampling import Sampling
 from tunewright_workloads.serve.scheduler import Scheduler
@@ -34,6 +34,15 @@ class Prompts:
     def __init__(self, directory: Path) -> None:
         self._tokenizer = tokenizer.load(directory)
         self._encoder = Encoder(self._tokenizer)
+
+    @property
+    def stops(self) -> frozenset[int]:
+        return self._tokenizer.stop_ids
+
+    @property
+    def turn_end(self) -> frozenset[int]:
+        found = self._tokenizer.control.get(TURN_END)
+        return frozenset() if found is None else frozenset({found})
 
     def text(self, prompt: str) -> list[int]:
         return self._tokenizer.encode(prompt)
@@ -79,16 +88,19 @@ def load(config: ServeConfig, directory: Path) -> Engine:
 
     pieces = Pieces(directory / "tokenizer.json")
     generation = _json(directory / "generation_config.json", missing={})
+    prompts = Prompts(directory)
     scheduler = Scheduler(runner, pieces)
     scheduler.start()
     return Engine(
         name=config.served_name,
         scheduler=scheduler,
-        prompts=Prompts(directory),
+        prompts=prompts,
         pieces=pieces,
         length=length,
         vocab=runner.vocab,
-        stop_tokens=frozenset(stop_tokens(generation, decoder, text)),
+        dtype=compute,
+        stop_tokens=prompts.stops,
+        turn_end=prompts.turn_end,
         bos=generation.get("bos_token_id", decoder.get("bos_token_id", text.get("bos_token_id"))),
         defaults=Sampling(
             # As vLLM does: a checkpoint's own defaults stand where a request says nothing.
@@ -97,15 +109,6 @@ def load(config: ServeConfig, directory: Path) -> Engine:
             top_k=int(generation.get("top_k") or 0),
         ),
     )
-
-
-def stop_tokens(*sources: dict[str, Any]) -> list[int]:
-    """`eos_token_id` of the first source that has it, as a list."""
-    for source in sources:
-        ids = source.get("eos_token_id")
-        if ids is not None:
-            return list(ids) if isinstance(ids, list) else [ids]
-    return []
 
 
 def _dtypes(
