@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+import httpx
 from huggingface_hub import HfApi, HfFileSystem, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -30,6 +33,8 @@ from tunewright_workloads.storage import digests, files
 from tunewright_workloads.storage.faults import StorageError
 from tunewright_workloads.storage.store import Entry, Finished
 
+TRIES = 6
+T = TypeVar("T")
 IGNORED = ["*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "*.onnx", "original/*", "onnx/*"]
 """What `localize` leaves at the hub: weights in formats that nothing here reads."""
 
@@ -38,16 +43,17 @@ def snapshot(uri: Uri, revision: str | None, place: str) -> Path:
     """The repository, or the file or directory of it that the URI names, in the hub client's cache."""
     store = HubStore(uri, revision, place)
     below = uri.path
-    with store.said():
-        top = Path(
+    top = store.patiently(
+        lambda: Path(
             snapshot_download(
                 uri.root,
-                revision=store.commit,
-                allow_patterns=[below, f"{below}/*"] if below else None,
-                ignore_patterns=None if below else IGNORED,
+                # By its name, not by its commit: the cache then knows the name when it is offline.
+                revision=store.revision,
                 local_files_only=store.offline is not None,
+                **_patterns(below),
             )
         )
+    )
     path = top / below if below else top
     if not path.exists():
         raise UserError(Fault(place, "there is no such file in the repository", show(str(uri))))
@@ -68,13 +74,15 @@ class HubStore:
         self.offline: Path | None = None
         if constants.is_offline_mode():
             with self.said():
+                wanted = _patterns(uri.path)
                 self.offline = Path(
-                    snapshot_download(uri.root, revision=self.revision, local_files_only=True)
+                    snapshot_download(uri.root, revision=self.revision, local_files_only=True, **wanted)
                 )
             self.commit = self.offline.name
         else:
-            with self.said():
-                info = HfApi().model_info(uri.root, revision=self.revision, files_metadata=True)
+            info = self.patiently(
+                lambda: HfApi().model_info(uri.root, revision=self.revision, files_metadata=True)
+            )
             if info.sha is None:
                 raise StorageError(f"{uri}: the hub names no commit")
             self.commit, self._info = info.sha, info.siblings or []
@@ -102,10 +110,12 @@ class HubStore:
             with (self.offline / self._below / name).open("rb") as file:
                 file.seek(offset)
                 return file.read(size)
-        with self.said():
-            path = f"{self.uri.root}/{self._below}{name}"
-            data = HfFileSystem().cat_file(path, revision=self.commit, start=offset, end=offset + size)
-        return bytes(data)
+        path = f"{self.uri.root}/{self._below}{name}"
+        return self.patiently(
+            lambda: bytes(
+                HfFileSystem().cat_file(path, revision=self.commit, start=offset, end=offset + size)
+            )
+        )
 
     def fetch(self, entry: Entry, target: Path) -> None:
         """Through the client's resumable download; a file in its cache is linked, not fetched again.
@@ -135,8 +145,8 @@ class HubStore:
     def _cached(self, name: str) -> Path:
         if not self.exists(name):
             raise FileNotFoundError(f"{self.uri}/{name}")
-        with self.said():
-            return Path(
+        return self.patiently(
+            lambda: Path(
                 hf_hub_download(
                     self.uri.root,
                     self._below + name,
@@ -144,6 +154,19 @@ class HubStore:
                     local_files_only=self.offline is not None,
                 )
             )
+        )
+
+    def patiently(self, work: Callable[[], T]) -> T:
+        """Does it again after what passes by itself, with growing pauses. Raises as `said` does."""
+        for attempt in range(TRIES):
+            try:
+                with self.said():
+                    return work()
+            except StorageError:
+                if attempt + 1 == TRIES:
+                    raise
+                time.sleep(2.0**attempt * random.uniform(0.5, 1.0))
+        raise AssertionError("TRIES is at least 1")
 
     @contextlib.contextmanager
     def said(self) -> Iterator[None]:
@@ -181,7 +204,7 @@ class HubStore:
             raise StorageError(f"{self.uri}: the hub answers {code}: {str(error)[:200]}") from None
         except UserError:
             raise
-        except (OSError, ConnectionError) as error:
+        except (OSError, httpx.HTTPError) as error:
             raise StorageError(f"{self.uri}: {type(error).__name__}: {str(error)[:200]}") from None
 
     def _who(self, what: str) -> str:
@@ -226,6 +249,11 @@ class HubStore:
 
     def staging(self, work: Path) -> Path:
         self._refuse()
+
+
+def _patterns(below: str) -> dict[str, Any]:
+    """Which files of a repository are meant by a URI with the path `below`."""
+    return {"allow_patterns": [below, f"{below}/*"]} if below else {"ignore_patterns": IGNORED}
 
 
 def _version(target: Path) -> Path:
