@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-vllm install-gpu demo test test-fast test-cluster e2e lint format crds lock clean
+.PHONY: help install install-test install-vllm install-gpu install-tpu demo test test-fast test-cluster e2e lint format crds lock clean
 
 PYTHON ?= python3
 UV := .uv/bin/uv
@@ -24,6 +24,8 @@ $(UV):
 	@tools/environment .venv-test requirements/test.txt "$(PYTHON)"
 .venv-gpu/.lock: requirements/gpu.txt $(UV)
 	@tools/environment .venv-gpu requirements/gpu.txt "$(PYTHON)"
+.venv-tpu/.lock: requirements/tpu.txt $(UV)
+	@tools/environment .venv-tpu requirements/tpu.txt "$(PYTHON)"
 .venv-vllm/.lock: requirements/vllm.txt $(UV)
 	@tools/environment .venv-vllm requirements/vllm.txt "$(PYTHON)"
 
@@ -32,6 +34,8 @@ install-test: .venv-test/.lock  ## What the tests need: PyTorch, transformers, l
 install-vllm: .venv-vllm/.lock  ## The real vLLM on CPU, in an environment of its own
 
 install-gpu: .venv-gpu/.lock  ## The PyTorch training program, in an environment of its own
+
+install-tpu: .venv-tpu/.lock  ## JAX with the TPU's compiler, to compile steps for slices that are not there
 
 demo: install  ## Fine-tune the tiny Gemma 4, merge, serve, and ask it a question before and after
 	@.venv/bin/python tools/demo.py
@@ -69,4 +73,4 @@ lock: $(UV)  ## Resolve requirements/*.txt anew from pyproject.toml
 	@tools/lock "$(UV)"
 
 clean:  ## Remove environments and what runs left (not uv's cache)
-	rm -rf .uv .venv .venv-test .venv-vllm .venv-gpu .tunewright .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .uv .venv .venv-test .venv-vllm .venv-gpu .venv-tpu .tunewright .pytest_cache .mypy_cache .ruff_cache
