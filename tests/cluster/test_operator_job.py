@@ -40,7 +40,7 @@ def test_a_job_trains_merges_and_succeeds_and_says_so_on_the_way(space: Space, c
     shown = cluster.kubectl("get", "-n", space.namespace, "ftj", "bot").splitlines()
     assert shown[0].split() == ["NAME", "PHASE", "STEP", "LOSS", "ETA", "COST", "AGE"]
     told = {e["reason"] for e in cluster.items(f"/api/v1/namespaces/{space.namespace}/events") if e["involvedObject"]["kind"] == "FineTuneJob"}  # fmt: skip
-    assert {"Starting", "Training", "Succeeded"} <= told
+    assert {"Creating", "Training", "Succeeded"} <= told
 
 
 def test_every_child_is_owned_labelled_and_deleted_with_its_job(space: Space, cluster: Cluster) -> None:

@@ -211,8 +211,11 @@ def _walk(
             message = "; ".join(str(m) for m in facts.missing) + ". The job goes on once it is there."
             say = _Say("Pending", "ReferenceNotFound", message, "False", stalled=True)
             return say, None, (), 10.0
-        first = "Queued" if spec.queue and current == "train" else "Provisioning"
-        say = _Say(first if current == "train" else phase, "Starting", f"starting {current}")
+        # In the words of the look that follows: what is made right after must not be a transition.
+        queue = spec.queue.name if spec.queue and current in ("train", "evaluate") else None
+        if queue:
+            return _Say("Queued", "Queued", stage.queued(queue)), current, (), again
+        say = _Say("Provisioning" if current == "train" else phase, "Creating", stage.CREATING)
         return say, current, (), again
     if look.state is State.QUEUED:
         return _Say("Queued", "Queued", look.message), current, (), again

@@ -15,6 +15,14 @@ Object = dict[str, Any]
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 
+CREATING = "the pods are being created"
+
+
+def queued(name: str) -> str:
+    """What is said of a job that Kueue holds."""
+    return f"waiting in queue {name} for quota"
+
+
 class State(StrEnum):
     """Where a stage stands."""
 
@@ -70,7 +78,7 @@ def look(workload: Object | None, pods: Sequence[Object]) -> Look:
     if workload["spec"].get("suspend"):
         if workload["metadata"].get("labels", {}).get(QUEUE):
             name = workload["metadata"]["labels"][QUEUE]
-            return Look(State.QUEUED, "Queued", f"waiting in queue {name} for quota", deleting=deleting)
+            return Look(State.QUEUED, "Queued", queued(name), deleting=deleting)
         return Look(
             State.HELD,
             "Held",
@@ -105,7 +113,7 @@ def _alive(live: list[Finding], failure: Finding | None, deleting: bool) -> Look
         return Look(State.PROVISIONING, "NodeRepair", failure.message, deleting=deleting)
     if failure:
         return Look(State.PROVISIONING, "Restarting", f"starting again.{after}", deleting=deleting)
-    return Look(State.PROVISIONING, "Creating", "the pods are being created", deleting=deleting)
+    return Look(State.PROVISIONING, "Creating", CREATING, deleting=deleting)
 
 
 def _replaced(pod: Object, pods: Sequence[Object]) -> bool:

@@ -7,6 +7,7 @@ A ServeEndpoint's are kept as planned by server-side apply.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,6 +21,10 @@ from tunewright_operator.reconcile.resources import UID_LABEL, Resource
 Object = dict[str, Any]
 APPLIED = "tunewright.dev/applied"
 """Annotation with the digest of what we applied last: a restarted operator compares before it writes."""
+
+
+_WAVE = {"RoleBinding": 1, "Job": 2, "JobSet": 2, "Deployment": 2}
+"""A binding is refused while its role is missing; a workload comes last."""
 
 
 class NameTakenError(Exception):
@@ -74,38 +79,53 @@ class Children:
     applied: dict[str, Any] = field(default_factory=dict)
 
     async def ensure(self, owner: Object, kind: str, manifests: Iterable[Object], deep: bool = False) -> int:
-        """Creates what is not there, in order, and touches nothing that is. Returns how many were made.
+        """Creates what is not there and touches nothing that is. Returns how many were made.
 
-        deep: most of it is there: ask first for what nobody watches, instead of trying to create it.
+        What a workload needs comes before it, at once where nothing depends on the other: when the
+        workload is there, everything is. deep: most of it is there; ask first for what nobody
+        watches, instead of trying to create it.
+
         Raises NameTakenError, NotYetError, or the API server's refusal.
         """
-        made = 0
+        waves: dict[int, list[Object]] = {}
         for manifest in manifests:
-            resource = resources.of(manifest)
-            name = manifest["metadata"]["name"]
-            known = self.cache.get(resource, owner["namespace"], name) if resource.watched else None
-            if known is not None:
-                self._check(known, owner)
-                continue
-            if deep and not resource.watched:
-                found = await self.client.get(resource, owner["namespace"], name)
-                if found is not None:
-                    self._check_live(found, owner)
-                    continue
-            body = adopt(manifest, owner, kind)
-            try:
-                live = await self.client.create(resource, owner["namespace"], body)
-                made += 1
-            except ApiError as error:
-                if not (error.conflict and error.reason == "AlreadyExists"):
-                    raise
-                found = await self.client.get(resource, owner["namespace"], name)
-                if found is None:
-                    raise NotYetError(f"{resource.kind} {name} has just been deleted") from None
+            waves.setdefault(_WAVE.get(manifest["kind"], 0), []).append(manifest)
+        made = 0
+        for _, wave in sorted(waves.items()):
+            done = await asyncio.gather(
+                *(self._one(owner, kind, m, deep) for m in wave), return_exceptions=True
+            )
+            for result in done:
+                if isinstance(result, BaseException):
+                    raise result
+                made += result
+        return made
+
+    async def _one(self, owner: Object, kind: str, manifest: Object, deep: bool) -> int:
+        resource = resources.of(manifest)
+        name = manifest["metadata"]["name"]
+        known = self.cache.get(resource, owner["namespace"], name) if resource.watched else None
+        if known is not None:
+            self._check(known, owner)
+            return 0
+        if deep and not resource.watched:
+            found = await self.client.get(resource, owner["namespace"], name)
+            if found is not None:
                 self._check_live(found, owner)
-                live = found
-            if resource.watched:
-                self.cache.put(resource, live)
+                return 0
+        made = 1
+        try:
+            live = await self.client.create(resource, owner["namespace"], adopt(manifest, owner, kind))
+        except ApiError as error:
+            if not (error.conflict and error.reason == "AlreadyExists"):
+                raise
+            found = await self.client.get(resource, owner["namespace"], name)
+            if found is None:
+                raise NotYetError(f"{resource.kind} {name} has just been deleted") from None
+            self._check_live(found, owner)
+            live, made = found, 0
+        if resource.watched:
+            self.cache.put(resource, live)
         return made
 
     async def keep(self, owner: Object, kind: str, manifests: Iterable[Object], deep: bool = False) -> int:

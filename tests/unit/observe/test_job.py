@@ -72,8 +72,8 @@ TRAINED = look(train=TRAIN.complete(), pods=[POD.succeeded()]).status
 QUEUED = spec(queue={"name": "tpu-a"})
 
 ON_ITS_WAY = [
-    ("a new job starts to train", {}, "Provisioning", "Unknown", "Starting", "train"),
-    ("a new job with a queue is queued", {"given": QUEUED}, "Queued", "Unknown", "Starting", "train"),
+    ("a new job starts to train", {}, "Provisioning", "Unknown", "Creating", "train"),
+    ("a new job with a queue is queued", {"given": QUEUED}, "Queued", "Unknown", "Queued", "train"),
     ("a job without quota is queued", {"train": TRAIN.queued("tpu-a")}, "Queued", "Unknown", "Queued", "train"),
     ("a Job that others suspended waits for them", {"train": TRAIN.suspended()}, "Suspended", "Unknown", "Held", "train"),
     ("a Job without pods is being provisioned", {"train": TRAIN}, "Provisioning", "Unknown", "Creating", "train"),
@@ -127,7 +127,7 @@ ON_ITS_WAY = [
         {"train": TRAIN, "hint": "exceeded quota: tpus"},
         "Provisioning", "False", "PodsRefused", "train",
     ),
-    ("a trained job merges", {"train": TRAIN.complete()}, "Merging", "Unknown", "Starting", "merge"),
+    ("a trained job merges", {"train": TRAIN.complete()}, "Merging", "Unknown", "Creating", "merge"),
     (
         "a merge that runs is merging",
         {"train": TRAIN.complete(), "merge": MERGE, "pods": [Pod.of("m", "merge").running()]},
@@ -135,7 +135,7 @@ ON_ITS_WAY = [
     ),
     (
         "a trained job whose Job was cleaned up does not train again",
-        {"old": TRAINED}, "Merging", "Unknown", "Starting", "merge",
+        {"old": TRAINED}, "Merging", "Unknown", "Creating", "merge",
     ),
     (
         "a published job is done",
@@ -144,7 +144,7 @@ ON_ITS_WAY = [
     (
         "a job with a gate evaluates after the merge",
         {"train": TRAIN.complete(), "merge": MERGE.complete(), "stages": EVALUATED},
-        "Evaluating", "Unknown", "Starting", "evaluate",
+        "Evaluating", "Unknown", "Creating", "evaluate",
     ),
     ("a suspended job gives its slice back", {"given": spec(suspend=True)}, "Suspended", "Unknown", "Suspended", None),
     (
