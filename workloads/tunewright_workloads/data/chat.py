@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ MODEL = "model"
 
 _FIELD = {"messages": "messages", "prompt-completion": "prompt", "text": "text"}
 _STANDINS = "\U000f0000"
+_STANDIN = re.compile("[\U000f0000-\U000f0fff]")
 """First of a plane of private-use characters: one a control token."""
 
 
@@ -52,6 +54,16 @@ class Example:
     mask: np.ndarray
     row: Row
     notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Rendered:
+    """A chunk of rows on its way: pieces by row, and the texts whose ids are being made."""
+
+    rows: Sequence[Row]
+    made: list[tuple[list[Piece], list[str]] | Fault]
+    texts: list[str]
+    ids: Future[list[list[int]]] | None = None
 
 
 @dataclass
@@ -90,7 +102,7 @@ class Encoder:
         """
         notes = list(row.notes)
         strings = [row.text, *_strings([*row.messages, *row.tools])]
-        if any(self._restore.search(s) or self._reopen.search(s) for s in strings):
+        if any(not s.isascii() and _STANDIN.search(s) for s in strings):
             raise UserError(
                 Fault(
                     _FIELD[row.format],
@@ -227,10 +239,26 @@ class Encoder:
                 piece.trained = False
 
     def encode(self, rows: Sequence[Row]) -> Iterator[Example | Fault]:
-        """Examples of rows, in order, with a fault for a row that the template refuses.
+        """Examples of rows, in order, with a fault for a row that the template refuses."""
+        return self.stream([rows])
 
-        All texts of `rows` are encoded in one call, which uses all cores.
-        """
+    def stream(self, chunks: Iterable[Sequence[Row]]) -> Iterator[Example | Fault]:
+        """The same of many chunks. A chunk's texts are encoded in one call, which uses all cores,
+        while the next chunk is read and rendered."""
+        with ThreadPoolExecutor(1) as pool:
+            waiting: _Rendered | None = None
+            for rows in chunks:
+                rendered = self._render(rows)
+                rendered.ids = pool.submit(
+                    self.tokenizer.encode_plain, [self._text(t) for t in rendered.texts]
+                )
+                if waiting is not None:
+                    yield from self._assemble(waiting)
+                waiting = rendered
+            if waiting is not None:
+                yield from self._assemble(waiting)
+
+    def _render(self, rows: Sequence[Row]) -> _Rendered:
         made: list[tuple[list[Piece], list[str]] | Fault] = []
         wanted: dict[str, None] = {}
         for row in rows:
@@ -246,28 +274,35 @@ class Encoder:
             for piece in pieces:
                 if piece.token is None and piece.text not in self._cache:
                     wanted[piece.text] = None
-        texts = list(wanted)
-        ids = dict(zip(texts, self.tokenizer.encode_plain([self._text(t) for t in texts]), strict=True))
+        return _Rendered(rows, made, list(wanted))
+
+    def _assemble(self, rendered: _Rendered) -> Iterator[Example | Fault]:
+        assert rendered.ids is not None
+        ids = dict(zip(rendered.texts, rendered.ids.result(), strict=True))
         self._cache.update((t, i) for t, i in ids.items() if len(t) <= 16 and len(self._cache) < 4096)
-        for row, item in zip(rows, made, strict=True):
+        for row, item in zip(rendered.rows, rendered.made, strict=True):
             if isinstance(item, Fault):
                 yield item
                 continue
             pieces, notes = item
             tokens: list[int] = []
-            mask: list[bool] = []
+            spans: list[tuple[int, int]] = []
             for piece in pieces:
-                part = (
-                    [piece.token]
-                    if piece.token is not None
-                    else self._cache.get(piece.text) or ids.get(piece.text) or []
-                )
-                tokens += part
-                mask += [piece.trained] * len(part)
-            yield Example(np.asarray(tokens, np.int32), np.asarray(mask, np.bool_), row, tuple(notes))
+                start = len(tokens)
+                if piece.token is not None:
+                    tokens.append(piece.token)
+                else:
+                    known = ids.get(piece.text)
+                    tokens += self._cache[piece.text] if known is None else known
+                if piece.trained:
+                    spans.append((start, len(tokens)))
+            mask = np.zeros(len(tokens), np.bool_)
+            for start, end in spans:
+                mask[start:end] = True
+            yield Example(np.asarray(tokens, np.int32), mask, row, tuple(notes))
 
     def _text(self, text: str) -> str:
-        return self._restore.sub(lambda m: self._original[m[0]], text)
+        return text if text.isascii() else self._restore.sub(lambda m: self._original[m[0]], text)
 
     def prompt(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None

@@ -93,45 +93,44 @@ def build(
     formats: Counter[str] = Counter()
     notes: Counter[str] = Counter()
     read = 0
-    for chunk in _batched(_rows(sources, config, faults)):
-        for example in encoder.encode(chunk):
-            if isinstance(example, Fault):
-                faults.add(example)
-                continue
-            read += 1
-            row = example.row
-            formats[row.format] += 1
-            for note in (*example.notes, *(f"has the column {c}, which is not used" for c in row.extra)):
-                notes[note] += 1
-            ids, mask = example.tokens, example.mask
-            if not mask[1:].any():
-                dropped["emptyAnswer"] += 1
-                continue
-            if len(ids) > config.max_length:
-                if config.overlong == "fail":
-                    faults.add(
-                        Fault(
-                            row.place,
-                            f"is {len(ids)} tokens long; dataset.maxLength is {config.max_length} and "
-                            "dataset.overlong is fail",
-                            None,
-                            "Raise maxLength, or set overlong to drop or truncate.",
-                        )
+    for example in encoder.stream(_batched(_rows(sources, config, faults))):
+        if isinstance(example, Fault):
+            faults.add(example)
+            continue
+        read += 1
+        row = example.row
+        formats[row.format] += 1
+        for note in (*example.notes, *(f"has the column {c}, which is not used" for c in row.extra)):
+            notes[note] += 1
+        ids, mask = example.tokens, example.mask
+        if not mask[1:].any():
+            dropped["emptyAnswer"] += 1
+            continue
+        if len(ids) > config.max_length:
+            if config.overlong == "fail":
+                faults.add(
+                    Fault(
+                        row.place,
+                        f"is {len(ids)} tokens long; dataset.maxLength is {config.max_length} and "
+                        "dataset.overlong is fail",
+                        None,
+                        "Raise maxLength, or set overlong to drop or truncate.",
                     )
-                    continue
-                if config.overlong == "drop":
-                    dropped["overlong"] += 1
-                    continue
-                ids, mask = ids[: config.max_length], mask[: config.max_length]
-                if not mask[1:].any():
-                    dropped["answerTruncated"] += 1
-                    continue
-                notes["is cut to dataset.maxLength"] += 1
-            mask = mask.copy()
-            mask[0] = False
-            tokens.append(ids)
-            masks.append(mask)
-            keys.append(hashlib.blake2b(ids.tobytes(), digest_size=16).digest())
+                )
+                continue
+            if config.overlong == "drop":
+                dropped["overlong"] += 1
+                continue
+            ids, mask = ids[: config.max_length], mask[: config.max_length]
+            if not mask[1:].any():
+                dropped["answerTruncated"] += 1
+                continue
+            notes["is cut to dataset.maxLength"] += 1
+        mask = mask.copy()
+        mask[0] = False
+        tokens.append(ids)
+        masks.append(mask)
+        keys.append(hashlib.blake2b(ids.tobytes(), digest_size=16).digest())
     faults.check(f"{what} cannot be trained on")
     if not tokens:
         reasons = ", ".join(f"{n} {DROPS[k]}" for k, n in dropped.items())
