@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from support import gcs, merging
 
+from support import gcs, merging
 from tunewright_workloads.contract.configs import TARGETS
 from tunewright_workloads.gemma import tiny
 from tunewright_workloads.merge import probe, publish, verify

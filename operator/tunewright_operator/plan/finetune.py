@@ -149,6 +149,7 @@ class _Job:
             # The JAX program leaves Orbax checkpoints, the PyTorch program its adapter in PEFT's format.
             adapter=f"{output}/adapter" if self.settings.torch(self.chip.kind) else output,
             output=f"{output}/{MERGED}",
+            adapter_output=None if self.settings.torch(self.chip.kind) else f"{output}/adapter",
             dtype=spec.output.dtype,
             work=WORK,
             progress=PROGRESS,

@@ -110,3 +110,20 @@ def test_what_cannot_be_merged_is_named(
         merged(dense, adapter)
     assert says in str(error.value)
     assert not list((adapter.parent / "out").glob("*.safetensors"))
+
+
+def test_a_merge_writes_the_adapter_beside_the_model_and_again_when_it_is_gone(
+    dense: SimpleNamespace, adapter: Path, tmp_path: Path
+) -> None:
+    config = merging.config(
+        dense.base,
+        dense.adapter,
+        tmp_path / "out",
+        tmp_path / "work",
+        adapter_output=f"file://{tmp_path}/beside",
+    )
+    publish.merge(config)
+    assert merging.content(tmp_path / "beside") == merging.content(adapter)
+    (tmp_path / "beside" / "adapter_config.json").unlink()
+    publish.merge(config)
+    assert merging.content(tmp_path / "beside") == merging.content(adapter)

@@ -153,6 +153,9 @@ class MergeConfig(Config):
     )
     step: int | None = Field(None, ge=0, description="None: the newest committed step")
     output: str = Field(description="URI of the published model")
+    adapter_output: str | None = Field(
+        None, description="URI that the adapter is written to in PEFT's format; None: it is not"
+    )
     dtype: Literal["bfloat16", "float16", "float32", "keep"] = "bfloat16"
     max_shard_size: int | None = Field(None, ge=1, description="bytes; None: the base's own shard layout")
     dataset_digest: str | None = None
@@ -163,6 +166,11 @@ class MergeConfig(Config):
     @classmethod
     def _output(cls, value: str) -> str:
         return str(uris.parse(value, "output", writable=True))
+
+    @field_validator("adapter_output")
+    @classmethod
+    def _adapter_output(cls, value: str | None) -> str | None:
+        return None if value is None else str(uris.parse(value, "adapterOutput", writable=True))
 
 
 class EvaluateConfig(Config):

@@ -115,7 +115,11 @@ def merge(config: MergeConfig, *, probes: bool = False) -> Manifest:
     holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     with store.claim(tag, holder):
         old = _published(store)
-        if old is not None and _same(old, tag) and _complete(store, old):
+        done = old is not None and _same(old, tag) and _complete(store, old)
+        if config.adapter_output and not (done and _exported(config.adapter_output)):
+            progress.say("writing the adapter in PEFT's format")
+            _export(config, inputs, config.adapter_output)
+        if old is not None and done:
             progress.finish(inputs.layout.tensors, _digests(store, old))
             return old
         _clear(store, old)
@@ -135,6 +139,10 @@ def _digests(store: Store, manifest: Manifest) -> dict[str, str]:
         "revision": manifest.base.revision,
     }
     return {name: digest for name, digest in found.items() if digest}
+
+
+def _exported(uri: str) -> bool:
+    return peft.present(storage.store(uri, place="adapterOutput"))
 
 
 def _apart(config: MergeConfig) -> None:
@@ -421,9 +429,12 @@ class _Reporter:
 
 def export(config: MergeConfig, output: str) -> None:
     """Writes the adapter of `config` in PEFT's format to the URI `output`."""
-    inputs = read(config)
+    _export(config, read(config), output)
+
+
+def _export(config: MergeConfig, inputs: Inputs, output: str) -> None:
     work = Path(config.work) / f"export-{uuid.uuid4().hex[:8]}"
-    store = storage.store(output, place="output")
+    store = storage.store(output, place="adapterOutput")
     base = config.model.source
     base = base.removeprefix("hf://") if base.startswith("hf://") else base
     try:
