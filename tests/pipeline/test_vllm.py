@@ -24,6 +24,7 @@ PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 pytestmark = [
     pytest.mark.pipeline,
     pytest.mark.vllm,
+    pytest.mark.timeout(1200),  # a start takes a CPU-minute, and a busy machine gives few of those
     pytest.mark.skipif(
         not PYTHON.exists(), reason="vLLM is not installed (make install-vllm makes .venv-vllm)"
     ),
@@ -53,7 +54,7 @@ def right(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(right: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     running = vllm(right, tmp_path_factory.mktemp("work"))
     try:
-        yield running.ready(400)
+        yield running.ready(600)
     finally:
         # SIGTERM goes through to vLLM, which drains and ends.
         assert running.stop(120) == exits.DONE
@@ -159,7 +160,7 @@ def test_the_gate_stops_a_wrong_model_that_vllm_calls_healthy(
     directory = wrong(base, right, tmp_path / "model", read(right).probes)
     server = vllm(directory, tmp_path / "work")
     try:
-        server.ready(400)
+        server.ready(600)
         arguments = ["--url", server.url, "--model-dir", str(directory), "--dtype", "float32"]
         assert gate.main(arguments) == exits.BAD_INPUT
         assert says in capsys.readouterr().err

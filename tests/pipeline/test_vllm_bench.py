@@ -25,6 +25,7 @@ SERVE = (
 pytestmark = [
     pytest.mark.pipeline,
     pytest.mark.vllm,
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(
         not PYTHON.exists(), reason="vLLM is not installed (make install-vllm makes .venv-vllm)"
     ),
