@@ -212,3 +212,12 @@ def test_no_finalizer_and_no_annotation_of_the_framework_is_left_on_anything(
         meta = one["metadata"]
         assert not meta.get("finalizers"), meta
         assert not any("kopf" in key for key in (*meta.get("annotations", {}), *meta.get("labels", {})))
+
+
+def test_liveness_fails_once_a_watch_has_been_silent_for_too_long(cluster: Cluster, namespace: str) -> None:
+    """With an allowance below zero even a healthy watch is too late: the probe must say so."""
+    with Operator(cluster, "--namespaces", namespace, "--stall=-1") as impatient:
+        assert impatient.get("/readyz") == "ready"
+        assert not impatient.alive()
+    with Operator(cluster, "--namespaces", namespace) as patient:
+        assert patient.alive()

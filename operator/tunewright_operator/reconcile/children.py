@@ -8,7 +8,6 @@ A ServeEndpoint's are kept as planned by server-side apply.
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +37,7 @@ class NotYetError(Exception):
 def adopt(manifest: Object, owner: Object, kind: str) -> Object:
     """The manifest as a child: ownerReferences for the garbage collector, the uid label on it and on
     every pod (and Job) template inside, so that whatever is made of them is found by it."""
-    body = copy.deepcopy(manifest)
+    body: Object = _labelled(manifest, owner["uid"])
     meta = body["metadata"]
     meta.setdefault("namespace", owner["namespace"])
     meta["ownerReferences"] = [
@@ -50,23 +49,22 @@ def adopt(manifest: Object, owner: Object, kind: str) -> Object:
             "controller": True,
         }
     ]
-    _label(body, owner["uid"])
     return body
 
 
-def _label(part: Any, uid: str) -> None:
+def _labelled(part: Any, uid: str) -> Any:
+    """A copy with the uid label on every object and every template in it."""
     if isinstance(part, list):
-        for item in part:
-            _label(item, uid)
-        return
+        return [_labelled(item, uid) for item in part]
     if not isinstance(part, dict):
-        return
+        return part
+    copy = {key: _labelled(value, uid) for key, value in part.items()}
     if "kind" in part and "metadata" in part:
-        part["metadata"].setdefault("labels", {})[UID_LABEL] = uid
-    for key, value in part.items():
-        if key == "template" and isinstance(value, dict) and "spec" in value:
-            value.setdefault("metadata", {}).setdefault("labels", {})[UID_LABEL] = uid
-        _label(value, uid)
+        copy["metadata"].setdefault("labels", {})[UID_LABEL] = uid
+    template = copy.get("template")
+    if isinstance(template, dict) and "spec" in template:
+        template.setdefault("metadata", {}).setdefault("labels", {})[UID_LABEL] = uid
+    return copy
 
 
 @dataclass

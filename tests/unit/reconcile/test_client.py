@@ -239,6 +239,11 @@ def test_a_pods_own_account_is_found_by_its_files(tmp_path: Path, monkeypatch: p
     assert (found.server, found.namespace, found.bearer()) == ("https://[fd00::1]:443", "team", "t")
 
 
+ANSWER = {
+    "apiVersion": "client.authentication.k8s.io/v1",
+    "kind": "ExecCredential",
+    "status": {"token": "from-plugin"},
+}
 KUBECONFIG = {
     "apiVersion": "v1",
     "kind": "Config",
@@ -254,8 +259,7 @@ KUBECONFIG = {
                     "command": "sh",
                     "args": [
                         "-c",
-                        'echo \'{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", '
-                        '"status": {"token": "from-plugin"}}\'',
+                        f"echo '{json.dumps(ANSWER)}'",
                     ],
                     "interactiveMode": "Never",
                 }
