@@ -156,27 +156,26 @@ class _Reader:
                 count, total = self.traffic[kind]
                 self.traffic[kind] = (count + times, total + times * sent)
                 self.made.network += times * seconds
-                began = max(now, link_free)
-                link_free = began + seconds
+                end = max(now, link_free) + seconds
                 if op.kind.endswith("-start"):
-                    arrives[op.name] = link_free
+                    arrives[op.name] = link_free = end
                 elif op.kind != "fusion" or not self._inside(op, "convolution"):
-                    self.made.exposed += times * (link_free - now)
-                    self.made.top.append((times * (link_free - now), f"{op.kind} {op.name} {op.type[:60]}"))
-                    now = link_free
+                    self._expose(op, times * (end - now))
+                    now = link_free = end
                     continue
-                else:
-                    link_free = now  # fused with a matmul: no transfer waits for it
             if op.kind.endswith("-done") and (end := arrives.pop(next(iter(op.arguments), ""), None)):
                 if end > now:
-                    self.made.exposed += times * (end - now)
-                    self.made.top.append((times * (end - now), f"{op.kind} {op.name} {op.type[:60]}"))
+                    self._expose(op, times * (end - now))
                     now = end
                 continue
             if op.kind in _FREE or op.kind.endswith(("-start", "-done")):
                 continue
             now += self._operation(op, types, times)
         return now
+
+    def _expose(self, op: _Op, seconds: float) -> None:
+        self.made.exposed += seconds
+        self.made.top.append((seconds, f"exposed {op.kind} {op.name} {op.type[:60]}"))
 
     def _operation(self, op: _Op, types: dict[str, str], times: int) -> float:
         if op.kind == "custom-call":
