@@ -50,7 +50,12 @@ def operator(plane: ControlPlane) -> Iterator[Operator]:
 @pytest.fixture
 def space(plane: ControlPlane, operator: Operator, pool: Pool) -> Iterator[Space]:
     name = plane.create_namespace()
-    yield Space(plane, name)
+    here = Space(plane, name)
+    yield here
+    # The next test needs the machines: nothing of this one may still hold them.
+    for one in plane.items(here.path("finetunejobs")):
+        plane.request("DELETE", here.path("finetunejobs", one["metadata"]["name"]))
+    plane.wait_for(lambda: not plane.items(f"/api/v1/namespaces/{name}/pods"), "the end of the pods", 90)
     plane.delete_namespace(name)
 
 

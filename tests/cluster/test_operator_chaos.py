@@ -214,7 +214,9 @@ def test_no_finalizer_and_no_annotation_of_the_framework_is_left_on_anything(
         assert not any("kopf" in key for key in (*meta.get("annotations", {}), *meta.get("labels", {})))
 
 
-def test_liveness_fails_once_a_watch_has_been_silent_for_too_long(cluster: Cluster, namespace: str) -> None:
+def test_liveness_fails_once_a_watch_has_been_silent_for_too_long(
+    operator: Operator, cluster: Cluster, namespace: str
+) -> None:
     """With an allowance below zero even a healthy watch is too late: the probe must say so."""
     with Operator(cluster, "--namespaces", namespace, "--stall=-1") as impatient:
         assert impatient.get("/readyz") == "ready"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -225,6 +226,34 @@ def test_recreate_rolls_out_a_new_model_and_sweeps_what_the_old_one_left(
     cluster.wait_for(
         lambda: len(space.names("configmaps")) == 1 and len(space.names("jobs")) == 1, "a clean namespace", 30
     )
+
+
+def test_a_benchmark_runs_once_the_endpoint_is_ready_and_its_figures_stand_in_status(
+    space: Space, cluster: Cluster
+) -> None:
+    serving(space, benchmark={"rates": [2.0]})
+    probe = space.pod("bench")
+    latency = {"mean": 120.0, "p50": 100.0, "p99": 250.0}
+    point = {
+        "rate": 2.0, "requests": 100, "errors": 2, "seconds": 49.0, "inputTokens": 51200, "outputTokens": 24500,
+        "ttft": latency, "tpot": latency, "itl": {"mean": 20.0, "p50": 20.0},
+    }  # fmt: skip
+    report = {
+        "model": "bot", "modelDigest": "e" * 64, "engine": "vllm", "inputTokens": 512, "outputTokens": 256,
+        "uniquePrompts": True, "points": [point],
+        "hardware": {"type": "cpu", "chips": 0, "price": {"usd": 0.0, "date": "2026-12-01", "source": "none"}},
+    }  # fmt: skip
+    path = f"/api/v1/namespaces/{space.namespace}/configmaps/bot-benchmark"
+    cluster.patch(path, {"data": {"benchmark.json": json.dumps(report)}})
+    pods.finish(cluster, space.namespace, probe)
+    cluster.wait_for(lambda: "benchmark" in space.status("ServeEndpoint"), "the figures", 30)
+    status = space.status("ServeEndpoint")
+    assert status["phase"] == "Ready"
+    (result,) = status["benchmark"]["results"]
+    assert result == {
+        "rate": 2, "requestsPerSecond": 2, "outputTokensPerSecond": 500, "ttftP50": 0.1, "ttftP99": 0.25,
+        "itlP50": 0.02, "failed": 2,
+    }  # fmt: skip
 
 
 def test_turning_autoscaling_off_removes_the_autoscaler(space: Space, cluster: Cluster) -> None:

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from tunewright_operator import api
 from tunewright_operator import plan as planner
-from tunewright_operator.api.endpoint import BenchmarkResult
-from tunewright_operator.observe import conditions, times
+from tunewright_operator.observe import benchmark, conditions, times
 from tunewright_operator.observe import endpoint as judge
 from tunewright_operator.observe.endpoint import REVISION, Facts, Source, Verdict
 from tunewright_operator.plan import serving
@@ -32,7 +31,6 @@ from tunewright_operator.reconcile.resources import (
     POOL,
     SERVICE,
 )
-from tunewright_workloads.contract.benchmark import BenchReport
 from tunewright_workloads.contract.faults import UserError
 
 if TYPE_CHECKING:
@@ -190,7 +188,7 @@ async def _facts(
         pods=loop.cache.children(uid, POD),
         gate=jobs.get(child(name, f"gate-{revision}")),
         bench=jobs.get(child(name, f"bench-{revision}")),
-        figures=_figures(loop, namespace, name, source, known["status"]),
+        figures=_figures(loop, namespace, name, known["status"]),
         exposed=ours,
         pointed=pointed,
         url=serving.url(name, namespace),
@@ -201,24 +199,17 @@ async def _facts(
     )
 
 
-def _figures(loop: Loop, namespace: str, name: str, source: Source, old: Object) -> Object | None:
+def _figures(loop: Loop, namespace: str, name: str, old: Object) -> Object | None:
     """What the benchmark left in its ConfigMap, as it stands in status."""
     record = loop.cache.get(CONFIGMAP, namespace, serving.benchmark_map(name))
     text = (record or {}).get("data", {}).get(serving.BENCHMARK_KEY)
-    if not text:
+    shown = benchmark.figures(text) if text else None
+    if shown is None:
         return None
-    try:
-        rows = BenchReport.model_validate_json(text).results()
-        results = [
-            BenchmarkResult.model_validate(row).model_dump(by_alias=True, exclude_none=True) for row in rows
-        ]
-    except ValueError:
-        return None
-    shown = {"results": results, "digest": source.digest}
     before = old.get("benchmark") or {}
-    if {k: before.get(k) for k in shown} == shown:
+    if {k: v for k, v in before.items() if k != "time"} == shown:
         return dict(before)
-    return {**{k: v for k, v in shown.items() if v is not None}, "time": times.show(loop.clock.now())}
+    return {**shown, "time": times.show(loop.clock.now())}
 
 
 async def _keep(loop: Loop, known: Object, plan: Plan, verdict: Verdict, deep: bool) -> tuple[Verdict, int]:
