@@ -83,8 +83,9 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="tunewright-merge-") as scratch:
         try:
             config = config_of(options, str(options.work or scratch))
-            from tunewright_workloads.merge import publish
+            from tunewright_workloads.merge import memory, publish
 
+            memory.settle()
             if options.export:
                 publish.export(config, config.output)
                 print(f"exported {config.output}")
