@@ -132,6 +132,8 @@ class Trainer(SFTTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         keep = self.run.config.checkpoint_keep
+        if self.callback.chief:
+            self.callback.metrics.publish()
         checkpoints.save(
             Path(self.args.output_dir),
             self.model,

@@ -88,9 +88,16 @@ class Metrics:
             )
 
     def committed(self, step: int) -> None:
-        """A checkpoint is safe; the lines up to it are published."""
+        """A checkpoint is safe."""
         self.checkpoint = step
-        self.output.publish(METRICS)
+
+    def publish(self) -> None:
+        """Makes the lines safe. Before a checkpoint, not after: what a resumed run has too many is cut
+        off, what it lacks is lost."""
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self.output.publish(METRICS)
 
     def message(self, text: str, *, done: bool = False, step: int | None = None) -> None:
         """A state that is not a step: loading, compiling, preempted, done."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from tunewright_workloads.contract import uris
 from tunewright_workloads.contract.faults import Fault, UserError, show
 
 RUN, METRICS, REPORT, CHECKPOINTS = "run.json", "metrics.jsonl", "report.json", "checkpoints"
+
+
+_MARK = re.compile(rf"^{CHECKPOINTS}/\d+/commit_success\.txt$")
 
 
 class Output:
@@ -86,8 +90,9 @@ class Output:
         if self.local:
             below = self.root / CHECKPOINTS
             return below.is_dir() and any(p.name.isdigit() for p in below.iterdir())
+        # A bucket has no rename: there Orbax marks a whole checkpoint with a last file.
         found = storage.store(str(self.uri), place="output").entries(CHECKPOINTS)
-        return any(e.name.split("/")[1].isdigit() for e in found if e.name.count("/") > 1)
+        return any(_MARK.match(entry.name) for entry in found)
 
 
 def document(output: Output, name: str) -> dict[str, Any] | None:

@@ -205,6 +205,7 @@ class Trainer:
                 "identity": self.run.identity, "evalLoss": self.metrics.eval_loss,
                 "evaluated": self._evaluated, "job": self.config.job,
             }  # fmt: skip
+            self.metrics.publish()
             loss = self.metrics.eval_loss if self._evaluated == self.step else None
             self.checkpoints.save(self.step, self.unstack(self.adapter), self.state, state, loss)
             self._saved = self.step
