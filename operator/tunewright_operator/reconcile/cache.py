@@ -129,7 +129,16 @@ def _service(body: Object) -> Object:
 
 
 def _own(body: Object) -> Object:
-    return {"spec": body.get("spec") or {}, "status": body.get("status") or {}}
+    # As text: as dictionaries a thousand of them are 20 MB, and most are only looked at now and then.
+    kept = {"spec": body.get("spec") or {}, "status": body.get("status") or {}}
+    return {"text": json.dumps(kept, separators=(",", ":"))}
+
+
+def _thaw(kept: Object) -> Object:
+    """An object as decisions see it: our own resources with spec and status."""
+    if "text" not in kept:
+        return kept
+    return {"kind": kept["kind"], "metadata": kept["metadata"], **json.loads(kept["text"])}
 
 
 _KEEP: dict[str, Callable[[Object], Object]] = {
@@ -220,14 +229,17 @@ class Cache:
             return None
         uid = known["metadata"].get("labels", {}).get(UID_LABEL)
         if resource is resources.POD and uid in self._own:
-            self._graves.setdefault(uid, {})[meta["uid"]] = slim(resource, body)
+            # A resync finds it missing and knows no more than we do; an event shows how it ended.
+            last = known if body is known else slim(resource, body)
+            self._graves.setdefault(uid, {})[meta["uid"]] = last
         self._forget(ref, known)
         if resource.group == resources.OWN_GROUP:
             return Key(resource.kind, ref.namespace, ref.name)
         return self._own.get(uid) if uid else None
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        return self._objects.get(Ref(resource, namespace, name))
+        kept = self._objects.get(Ref(resource, namespace, name))
+        return None if kept is None else _thaw(kept)
 
     def children(self, uid: str, resource: Resource | None = None) -> list[Object]:
         """What belongs to the resource with this uid, by name."""
@@ -249,11 +261,11 @@ class Cache:
             self._graves.pop(uid, None)
 
     def all(self, resource: Resource) -> Iterator[Object]:
-        return (o for r, o in self._objects.items() if r.resource is resource)
+        return (_thaw(o) for r, o in self._objects.items() if r.resource is resource)
 
     def snapshot(self, resource: Resource) -> list[Object]:
-        """Every object of a kind, as a list that later changes do not touch."""
-        return list(self.all(resource))
+        """Every object of a kind as it is kept, as a list that later changes do not touch."""
+        return [o for r, o in self._objects.items() if r.resource is resource]
 
     def ours(self) -> list[Key]:
         """Our own resources."""

@@ -147,3 +147,22 @@ def test_a_typical_pod_becomes_less_than_a_kilobyte() -> None:
         "containers": [{"name": "train", "env": [{"name": f"V{i}", "value": "x" * 50} for i in range(50)]}]
     }
     assert len(json.dumps(caches.slim(POD, child(spec=spec, status=status)))) < 1000
+
+
+def test_a_pod_that_a_resync_misses_is_remembered_as_it_was_last_seen() -> None:
+    cache = Cache()
+    cache.put(FINETUNEJOB, job())
+    spec = {"containers": [{"resources": {"requests": {"google.com/tpu": "4"}}}]}
+    cache.put(POD, child(uid="p1", spec=spec, status={"phase": "Running"}))
+    (known,) = cache.snapshot(POD)
+    cache.remove(POD, known)
+    (grave,) = cache.graves("u1")
+    assert (grave["spec"]["chips"], grave["status"]["phase"]) == (4, "Running")
+
+
+def test_our_own_resources_come_back_whole() -> None:
+    cache = Cache()
+    cache.put(FINETUNEJOB, job(1, a={"b": [1, 2.5, None, "c"]}))
+    found = cache.get(FINETUNEJOB, "team", "bot")
+    assert (found["spec"], found["status"]) == ({"a": {"b": [1, 2.5, None, "c"]}}, {})
+    assert list(cache.all(FINETUNEJOB)) == [found]
