@@ -77,15 +77,22 @@ class FileStore:
             target.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(source, bytes):
                 write(target, source, self._hidden(target))
-            elif source.stat().st_dev == target.parent.stat().st_dev:
-                sync(source)
-                source.replace(target)
-                sync(target.parent)
             else:
-                copy(source, target, self._hidden(target))
-                source.unlink()
+                self._move(source, target)
         except OSError as error:
             raise unusable(self.uri, error) from None
+
+    def _move(self, source: Path, target: Path) -> None:
+        sync(source)
+        try:
+            source.replace(target)
+        except OSError as error:
+            # Two mounts, perhaps of one file system (the volumes of a pod): device numbers do not tell.
+            if error.errno != errno.EXDEV:
+                raise
+            copy(source, target, self._hidden(target))
+            source.unlink()
+        sync(target.parent)
 
     def publish(self, name: str, data: bytes) -> None:
         write(self.root / name, data, self._hidden(self.root / name))
