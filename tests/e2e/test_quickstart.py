@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,8 +19,8 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.cluster import external
-from tests.cluster.api import Cluster, Object, condition
-from tests.e2e.box import host, images, needs
+from tests.cluster.api import Cluster, KubectlError, Object, condition
+from tests.e2e.box import addons, host, images, needs
 from tests.e2e.parts import Parts
 from tests.e2e.pods import Pods, pod
 from tests.e2e.watching import Watch, distinct
@@ -116,6 +117,11 @@ def of_job(box: host.Box, namespace: str) -> list[Object]:
     return box.items(f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"tunewright.dev/job={NAME}")
 
 
+def leaving(box: host.Box, namespace: str) -> bool:
+    """Whether all pods of the job are on their way out, or gone."""
+    return all("deletionTimestamp" in one["metadata"] for one in of_job(box, namespace))
+
+
 def jobs_of(box: host.Box, namespace: str) -> set[str]:
     return {one["metadata"]["uid"] for one in box.items(f"/apis/batch/v1/namespaces/{namespace}/jobs")}
 
@@ -178,6 +184,8 @@ def installed(archives: list[Path], request: pytest.FixtureRequest, parts: Parts
         with parts.part(f"load {archive.name}, {archive.stat().st_size >> 20} MB"):
             node.load(archive)
     node.request("POST", "/api/v1/namespaces", {"metadata": {"name": SYSTEM, "labels": RESTRICTED}})
+    with parts.part("Kueue, of its own chart"):
+        addons.kueue(node)
     before = objects(node)
     with parts.part("helm install"):
         where = ["--namespace", SYSTEM, "--wait", "--timeout", "5m"]
@@ -226,9 +234,17 @@ def place(box: host.Box) -> tuple[str, set[str]]:
 
 
 def awaited(box: host.Box, namespace: str, kind: str, wanted: str = "condition=Ready") -> None:
-    """`kubectl wait`, as a pipeline would."""
-    seconds = f"--timeout={PATIENCE:.0f}s"
-    box.kubectl("wait", f"--for={wanted}", f"{kind}/{NAME}", "-n", namespace, seconds, timeout=PATIENCE + 60)
+    """`kubectl wait`, as a pipeline would, in turns: what has failed is not waited for any longer."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            box.kubectl("wait", f"--for={wanted}", f"{kind}/{NAME}", "-n", namespace, "--timeout=10s")
+        except KubectlError as late:
+            status = resource(box, f"{kind}s", namespace).get("status", {})
+            if status.get("phase") == "Failed" or time.monotonic() > deadline:
+                raise AssertionError(f"{late}\n{json.dumps(status, indent=2)}") from None
+        else:
+            return
 
 
 @pytest.fixture(scope="module")
@@ -277,9 +293,6 @@ def disturbed(installed: Installed, undisturbed: Done, parts: Parts) -> Done:
     def suspend(value: bool) -> None:
         box.kubectl("patch", *job, "--type=merge", "-p", json.dumps({"spec": {"suspend": value}}))
 
-    def leaving() -> bool:
-        return all("deletionTimestamp" in one["metadata"] for one in of_job(box, namespace))
-
     def gone(name: str) -> bool:
         return name not in [one["metadata"]["name"] for one in of_job(box, namespace)]
 
@@ -291,7 +304,7 @@ def disturbed(installed: Installed, undisturbed: Done, parts: Parts) -> Done:
             done = Done(namespace, output(box, namespace), before)
             with held(box, done.folder, EVERY):
                 suspend(True)
-                box.wait_for(leaving, "the deletion of the suspended pod", PATIENCE)
+                box.wait_for(partial(leaving, box, namespace), "the deletion of the suspended pod", PATIENCE)
             awaited(box, namespace, "finetunejob", "jsonpath={.status.phase}=Suspended")
             box.wait_for(lambda: not of_job(box, namespace), "the end of the suspended pod", PATIENCE)
         done.resumed.append(checkpoints(done.folder)[-1])
@@ -301,7 +314,7 @@ def disturbed(installed: Installed, undisturbed: Done, parts: Parts) -> Done:
             with held(box, done.folder, done.resumed[0] + 1):
                 (robbed,) = [one["metadata"]["name"] for one in of_job(box, namespace)]
                 box.kubectl("delete", "pod", robbed, "-n", namespace, "--wait=false")
-                box.wait_for(leaving, "the deletion of the pod", PATIENCE)
+                box.wait_for(partial(leaving, box, namespace), "the deletion of the pod", PATIENCE)
             box.wait_for(partial(gone, robbed), "the end of the deleted pod", PATIENCE)
             done.resumed.append(checkpoints(done.folder)[-1])
         with parts.part("the operator upgraded, to the end"):
@@ -312,6 +325,64 @@ def disturbed(installed: Installed, undisturbed: Done, parts: Parts) -> Done:
             done.kept = {name for name in done.kept if name in jobs_of(box, namespace)}
         done.jobs, done.pods = jobs.seen(NAME), of_job(box, namespace)
         tell(done.pods)
+    return done
+
+
+@pytest.fixture(scope="module")
+def queued(installed: Installed, disturbed: Done, parts: Parts) -> Done:
+    """The same job in a queue that is closed at first, and closed once more in the middle of training."""
+    box = installed.box
+    namespace, _ = place(box)
+    kueue = "kueue.x-k8s.io/v1beta2"
+    clusterqueue = f"/apis/{kueue}/clusterqueues/{namespace}"
+    quota = {"cpu": "4", "memory": "16Gi", "ephemeral-storage": "100Gi"}
+    flavor = {"name": namespace, "resources": [{"name": k, "nominalQuota": v} for k, v in quota.items()]}
+    box.apply(
+        {"apiVersion": kueue, "kind": "ResourceFlavor", "metadata": {"name": namespace}},
+        {
+            "apiVersion": kueue,
+            "kind": "ClusterQueue",
+            "metadata": {"name": namespace},
+            "spec": {
+                "namespaceSelector": {},
+                "stopPolicy": "Hold",
+                "resourceGroups": [{"coveredResources": [*quota], "flavors": [flavor]}],
+            },
+        },
+        {
+            "apiVersion": kueue,
+            "kind": "LocalQueue",
+            "metadata": {"name": "team", "namespace": namespace},
+            "spec": {"clusterQueue": namespace},
+        },
+    )
+    before = objects(box, namespace)
+    job = {**JOB, "spec": {**JOB["spec"], "queue": {"name": "team"}}}
+
+    def phase(wanted: str) -> None:
+        awaited(box, namespace, "finetunejob", f"jsonpath={{.status.phase}}={wanted}")
+
+    with Watch(box, "finetunejobs", namespace) as jobs:
+        with parts.part("in a queue, admitted, evicted in the middle"):
+            box.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump_all([CLAIM, job]))
+            phase("Queued")
+            assert not of_job(box, namespace)
+            box.patch(clusterqueue, {"spec": {"stopPolicy": "None"}})
+            phase("Training")
+            done = Done(namespace, output(box, namespace), before)
+            with held(box, done.folder, EVERY):
+                box.patch(clusterqueue, {"spec": {"stopPolicy": "HoldAndDrain"}})
+                box.wait_for(partial(leaving, box, namespace), "the eviction of the pod", PATIENCE)
+            phase("Queued")
+            box.wait_for(lambda: not of_job(box, namespace), "the end of the evicted pod", PATIENCE)
+            done.resumed.append(checkpoints(done.folder)[-1])
+        with parts.part("admitted again, to the end"):
+            box.patch(clusterqueue, {"spec": {"stopPolicy": "None"}})
+            awaited(box, namespace, "finetunejob")
+        done.jobs = jobs.seen(NAME)
+    box.kubectl("delete", "-n", namespace, "-f", QUICKSTART, "--ignore-not-found")
+    for kind in ("clusterqueues", "resourceflavors"):
+        box.request("DELETE", f"/apis/{kueue}/{kind}/{namespace}")
     return done
 
 
@@ -327,8 +398,8 @@ class Left:
 
 
 @pytest.fixture(scope="module")
-def removed(installed: Installed, undisturbed: Done, disturbed: Done, parts: Parts) -> Left:
-    """Both runs deleted, then the operator, then the CRDs that the chart keeps."""
+def removed(installed: Installed, undisturbed: Done, disturbed: Done, queued: Done, parts: Parts) -> Left:
+    """All runs deleted, then the operator, then the CRDs that the chart keeps."""
     box, left = installed.box, Left()
 
     def gone(namespace: str, before: set[str]) -> bool:
@@ -338,7 +409,7 @@ def removed(installed: Installed, undisturbed: Done, disturbed: Done, parts: Par
     with parts.part("kubectl delete, until nothing is left"):
         for run in (undisturbed, disturbed):
             box.kubectl("delete", "-n", run.namespace, "-f", QUICKSTART, "--ignore-not-found")
-        for run in (undisturbed, disturbed):
+        for run in (undisturbed, disturbed, queued):
             with contextlib.suppress(TimeoutError):  # a test says what is left
                 box.wait_for(partial(gone, run.namespace, run.before), "the end of its objects", 180)
     with parts.part("helm uninstall"):
@@ -354,7 +425,8 @@ def removed(installed: Installed, undisturbed: Done, disturbed: Done, parts: Par
     left.running = [
         one["metadata"]["name"]
         for one in box.items("/api/v1/pods")
-        if one["metadata"]["namespace"] in (SYSTEM, undisturbed.namespace, disturbed.namespace)
+        if one["metadata"]["namespace"]
+        in (SYSTEM, undisturbed.namespace, disturbed.namespace, queued.namespace)
     ]
     box.kubectl("delete", "crd", "finetunejobs.tunewright.dev", "serveendpoints.tunewright.dev")
     box.wait_for(lambda: not any("tunewright" in one for one in besides()), "the end of the CRDs")
@@ -455,6 +527,26 @@ def test_a_disturbed_run_tells_the_same_losses_and_publishes_the_same_bytes(
     assert [step for step, _ in losses(disturbed.folder)] == list(range(1, STEPS + 1))
     assert losses(disturbed.folder) == losses(undisturbed.folder)
     assert published(disturbed.folder) == published(undisturbed.folder)
+
+
+def test_a_queued_job_waits_for_kueue_and_an_eviction_sends_it_back_into_the_queue(queued: Done) -> None:
+    phases = distinct([one.get("phase") for one in queued.jobs])
+    trained = phases.index("Training")
+    assert phases[0] == "Queued"
+    assert "Queued" in phases[trained:]
+    assert "Training" in phases[phases.index("Queued", trained) :]
+    assert phases[-1] == "Succeeded"
+    assert not any(condition({"status": one}, "Stalled") for one in queued.jobs)
+
+
+def test_an_evicted_job_goes_on_where_it_was_and_publishes_the_same_bytes(
+    undisturbed: Done, queued: Done
+) -> None:
+    starts = [line["step"] for line in lines(queued.folder) if line["event"] == "start"]
+    assert starts == [0, *queued.resumed]
+    assert EVERY <= starts[1] < STEPS
+    assert losses(queued.folder) == losses(undisturbed.folder)
+    assert published(queued.folder) == published(undisturbed.folder)
 
 
 def test_being_taken_away_counts_as_no_failure(disturbed: Done) -> None:

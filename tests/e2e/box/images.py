@@ -77,7 +77,8 @@ def build(dockerfile: Path, context: Path, tag: str, arguments: Mapping[str, str
     archive = folder / f"{_short(tag)}-{built}.tar"
     if not archive.exists():
         scratch = folder / f".{archive.name}.{os.getpid()}"
-        _buildah("push", "-q", "--disable-compression", tag, f"oci-archive:{scratch}:{tag}")
+        # Docker's format, because buildah compresses OCI layers whatever it is told: minutes for a gigabyte.
+        _buildah("push", "-q", tag, f"docker-archive:{scratch}:{tag}")
         scratch.rename(archive)
         for older in folder.glob(f"{_short(tag)}-{'?' * 12}.tar"):
             if older != archive:
