@@ -35,6 +35,7 @@ async def _run(chosen: options.Options) -> None:
         import kopf
 
         from tunewright_operator import handlers  # noqa: F401  (its decorators register the handlers)
+        from tunewright_operator.reconcile.quiet import NoMemories
 
     reload = partial(credentials.load, chosen.kubeconfig)
     memo = kopf.Memo(options=chosen, reload=reload, credentials=await reload(), metrics=Metrics())
@@ -43,6 +44,7 @@ async def _run(chosen: options.Options) -> None:
         clusterwide=not chosen.namespaces,
         namespaces=list(chosen.namespaces),
         liveness_endpoint=chosen.liveness or None,
+        memories=NoMemories(),
         memo=memo,
     )
 
