@@ -163,7 +163,7 @@ class _Reader:
                     self._expose(op, times * (end - now))
                     now = link_free = end
                     continue
-            if op.kind.endswith("-done") and (end := arrives.pop(next(iter(op.arguments), ""), None)):
+            if op.kind.endswith("-done") and (end := arrives.pop(next(iter(op.arguments), ""), 0.0)):
                 if end > now:
                     self._expose(op, times * (end - now))
                     now = end
