@@ -28,20 +28,27 @@ def test_a_cpu_recomputes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "expected"),
-    [(6144, remat.ALL), (8192, remat.CHOICES[1]), (12288, remat.CHOICES[2]), (32768, ())],
+    [
+        (5120, remat.ALL),
+        (6144, remat.CHOICES[1]),
+        (8192, remat.CHOICES[1]),
+        (12288, remat.CHOICES[2]),
+        (32768, ()),
+    ],
 )
 def test_the_most_that_fits_is_kept(tokens: int, expected: tuple[str, ...]) -> None:
     assert kept(tokens) == expected
 
 
 def test_the_model_agrees_with_what_the_compiler_said() -> None:
-    """GiB of arguments and of temporaries by the TPU compiler, 31B, rank 64, v5p 2x2x1, fsdp 4."""
-    assert remat.resident(BIG, ADAPTER, 4) / 2**30 == pytest.approx(15.9, rel=0.05)
+    """GiB of arguments and of temporaries by the TPU compiler, 31B, rank 64, v5p 2x2x1, fsdp 4 (bench/aot.py)."""
+    assert remat.resident(BIG, ADAPTER, 4, 1) / 2**30 == pytest.approx(18.56, rel=0.01)
+    assert remat.temporaries(BIG, ADAPTER, remat.ALL, 6144, 1) / 2**30 == pytest.approx(74.5, rel=0.01)
+    # Of a like program that gathers its weights: where it kept less, and shorter rows.
     for saved, tokens, gib in (
-        (remat.ALL, 6144, 71.6),
         (remat.ALL, 4096, 48.5),
         (remat.ALL, 3072, 36.2),
         (remat.CHOICES[1], 12288, 79.2),
         ((), 6144, 11.9),
     ):
-        assert remat.temporaries(BIG, ADAPTER, saved, tokens, 1) / 2**30 == pytest.approx(gib, rel=0.07)
+        assert remat.temporaries(BIG, ADAPTER, saved, tokens, 1) / 2**30 == pytest.approx(gib, rel=0.1)

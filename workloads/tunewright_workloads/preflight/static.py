@@ -113,7 +113,7 @@ def check(config: PreflightConfig) -> Checked:
         rows=rows,
         length=length,
         kept=names,
-        resident=remat.resident(arch, config.adapter, devices),
+        resident=remat.resident(arch, config.adapter, fsdp, tp),
         temporaries=remat.temporaries(arch, config.adapter, names, tokens, tp),
         have=chip.hbm_gib * GIB / chip.devices_per_chip,
     )
