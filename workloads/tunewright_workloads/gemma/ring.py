@@ -96,7 +96,7 @@ def _turn(formula: str, order: tuple[int, ...], x: jax.Array, w: jax.Array) -> j
             if result is None:
                 shape = list(product.shape)
                 shape[out.index("d")] = n * width
-                result = jnp.zeros(shape, x.dtype)
+                result = lax.empty(tuple(shape), x.dtype)  # every block of columns is written
             result = lax.dynamic_update_slice_in_dim(result, product, start, out.index("d"))
         w = coming if coming is not None else w
     return result.astype(x.dtype)
