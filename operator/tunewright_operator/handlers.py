@@ -26,7 +26,7 @@ async def configure(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) 
     settings.queueing.worker_limit = None
     settings.queueing.idle_timeout = 1.0
     settings.queueing.exit_timeout = 1.0
-    settings.watching.chunk_size = 500
+    settings.watching.chunk_size = 100
     settings.watching.reconnect_backoff = 0.5
     settings.watching.server_timeout = 300
     settings.watching.connect_timeout = 10

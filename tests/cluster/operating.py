@@ -180,7 +180,12 @@ class Space:
         return dict(self.get(kind, name).get("status", {}))
 
     def phase(
-        self, wanted: str, kind: str = "FineTuneJob", name: str = "bot", reason: str | None = None
+        self,
+        wanted: str,
+        kind: str = "FineTuneJob",
+        name: str = "bot",
+        reason: str | None = None,
+        timeout: float = 90,
     ) -> Object:
         """Waits for a phase (and the reason of Ready) and returns the status."""
         seen: list[Object] = [{}]
@@ -190,7 +195,7 @@ class Space:
             return seen[0].get("phase") == wanted and (reason is None or ready(seen[0])["reason"] == reason)
 
         try:
-            self.cluster.wait_for(there, f"phase {wanted} of {kind} {name}", timeout=60)
+            self.cluster.wait_for(there, f"phase {wanted} of {kind} {name}", timeout=timeout)
         except TimeoutError as error:
             raise AssertionError(f"{error}; the status is {json.dumps(seen[0])}") from None
         return seen[0]

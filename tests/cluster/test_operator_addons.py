@@ -112,7 +112,7 @@ def test_a_slice_that_loses_a_machine_starts_again_as_the_same_attempt(
     nodes.taint(plane, pool.nodes[0], "cloud.google.com/impending-node-termination")
     plane.wait_for(lambda: space.status()["preemptions"] == 1, "the preemption", 60)
     plane.patch(path, {"spec": {"taints": taints}})
-    status = space.phase("Training")
+    status = space.phase("Training", timeout=180)
     assert (status["attempts"], status["preemptions"]) == (1, 1)
 
 

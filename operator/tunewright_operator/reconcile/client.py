@@ -65,6 +65,7 @@ class Client:
 
     reload:  brings new credentials after a 401 that a fresh token file did not cure.
     count:   told of every request: verb, plural, HTTP status (0: no answer).
+    connections: at most; each costs 350 kB of TLS buffers, and more of them make nothing faster.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Client:
         credentials: Credentials,
         reload: Callable[[], Awaitable[Credentials]] | None = None,
         count: Callable[[str, str, int], None] = lambda verb, plural, status: None,
-        connections: int = 32,
+        connections: int = 16,
     ) -> None:
         self.credentials, self.reload, self.count = credentials, reload, count
         self._connections = connections
@@ -106,7 +107,7 @@ class Client:
         selector: str | None = None,
         *,
         fields: str | None = None,
-        page: int = 500,
+        page: int = 100,
         metadata: bool = False,
     ) -> AsyncIterator[Object]:
         """Every object of a kind, in pages, so that neither side ever holds them all.
