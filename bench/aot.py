@@ -114,31 +114,27 @@ def one(name: str, point: Point, args: argparse.Namespace) -> dict[str, Any]:
     from tunewright_workloads.preflight import compiler, shapes
 
     arch = shapes.architecture(MODEL, args.layers)
-    with compiler.slice_(point.accelerator, point.topology) as devices:
-        from tunewright_workloads.preflight import aot
+    devices = compiler.devices(point.accelerator, point.topology)
+    from tunewright_workloads.preflight import aot
 
-        if point.stock:
-            kept = "nothing"
-            traced = stock(
-                arch, aot.mesh(devices, point.fsdp, point.tp), point.rows, point.length, args.unrolled
-            )
-            compiled = compiler.compile_(traced)
-        else:
-            schedule = Schedule(
-                steps=1000, global_batch_size=point.rows, learning_rate=1e-4, max_grad_norm=None
-            )
-            step = aot.trace(
-                arch, AdapterConfig(rank=64, alpha=64), schedule, devices, accelerator=point.accelerator,
-                fsdp=point.fsdp, tp=point.tp, length=point.length, unroll=args.unroll,
-            )  # fmt: skip
-            kept = step.kept
-            compiled = compiler.compile_(step.traced)
-        if args.keep:
-            Path(args.keep).mkdir(parents=True, exist_ok=True)
-            (Path(args.keep) / f"{name}.txt").write_text(compiled.text)
-        found = aot.reading(
-            compiled, arch, point.accelerator, len(devices), point.rows * point.length, point.length
-        )
+    if point.stock:
+        kept = "nothing"
+        traced = stock(arch, aot.mesh(devices, point.fsdp, point.tp), point.rows, point.length, args.unrolled)
+        compiled = compiler.compile_(traced)
+    else:
+        schedule = Schedule(steps=1000, global_batch_size=point.rows, learning_rate=1e-4, max_grad_norm=None)
+        step = aot.trace(
+            arch, AdapterConfig(rank=64, alpha=64), schedule, devices, accelerator=point.accelerator,
+            fsdp=point.fsdp, tp=point.tp, length=point.length, unroll=args.unroll,
+        )  # fmt: skip
+        kept = step.kept
+        compiled = compiler.compile_(step.traced)
+    if args.keep:
+        Path(args.keep).mkdir(parents=True, exist_ok=True)
+        (Path(args.keep) / f"{name}.txt").write_text(compiled.text)
+    found = aot.reading(
+        compiled, arch, point.accelerator, len(devices), point.rows * point.length, point.length
+    )
     gib = 2**30
     return {
         "seconds_per_1k": found.per_thousand(point.useful),

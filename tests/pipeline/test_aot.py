@@ -30,13 +30,13 @@ from tunewright_workloads.preflight import compiler, shapes
 # One sliding and one global layer; a small vocabulary, as the loss is a third of the time to compile.
 arch = dataclasses.replace(shapes.architecture("gemma-4-31b", 6), layers=2, globals=(False, True), vocab=8192)
 schedule = Schedule(steps=10, global_batch_size=4, learning_rate=1e-4)
-with compiler.slice_("v5p", "2x2x1") as devices:
-    from tunewright_workloads.preflight import aot, hlo
-    step = aot.trace(arch, AdapterConfig(rank=64, alpha=64), schedule, devices, accelerator="v5p",
-                     fsdp=4, tp=1, length=4096, kept=aot.remats.ALL)
-    compiled = compiler.compile_(step.traced)
-    found = aot.reading(compiled, arch, "v5p", 4, step.tokens, step.length)
-    kernels = hlo.read(compiled.text, compiler.RATES["v5p"]).kernels
+devices = compiler.devices("v5p", "2x2x1")
+from tunewright_workloads.preflight import aot, hlo
+step = aot.trace(arch, AdapterConfig(rank=64, alpha=64), schedule, devices, accelerator="v5p",
+                 fsdp=4, tp=1, length=4096, kept=aot.remats.ALL)
+compiled = compiler.compile_(step.traced)
+found = aot.reading(compiled, arch, "v5p", 4, step.tokens, step.length)
+kernels = hlo.read(compiled.text, compiler.RATES["v5p"]).kernels
 print(json.dumps({
     "share": found.share, "seconds": found.seconds, "exposed": found.exposed, "attention": found.attention,
     "mfu": found.mfu, "network": found.network, "matmul": found.matmul, "traffic": found.traffic,

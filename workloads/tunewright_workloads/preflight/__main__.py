@@ -61,21 +61,21 @@ def reason(config: PreflightConfig) -> str | None:
 def compiled(config: PreflightConfig, checked: static.Checked) -> dict[str, Any]:
     """The step by the compiler. Raises UserError with its numbers when it does not fit."""
     accelerator, topology = config.mesh.accelerator, config.mesh.topology or ""
-    with compiler.slice_(accelerator, topology) as devices:
-        from tunewright_workloads.preflight import aot
+    devices = compiler.devices(accelerator, topology)
+    from tunewright_workloads.preflight import aot
 
-        step = aot.trace(
-            checked.arch,
-            config.adapter,
-            config.training,
-            devices,
-            accelerator=accelerator,
-            fsdp=checked.fsdp,
-            tp=checked.tp,
-            length=checked.length,
-            kept=checked.kept,
-        )
-        found = aot.measure(step)
+    step = aot.trace(
+        checked.arch,
+        config.adapter,
+        config.training,
+        devices,
+        accelerator=accelerator,
+        fsdp=checked.fsdp,
+        tp=checked.tp,
+        length=checked.length,
+        kept=checked.kept,
+    )
+    found = aot.measure(step)
     record = {
         "argumentsGib": round(found.memory.arguments / GIB, 2),
         "temporariesGib": round(found.memory.temporaries / GIB, 2),

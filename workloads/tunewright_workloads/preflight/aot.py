@@ -1,8 +1,8 @@
 """The training step of a model compiled for a slice that nobody has paid for: memory, and a modelled time.
 
-    with compiler.slice_("v5p", "2x2x1") as devices:
-        step = aot.trace(arch, adapter, devices, fsdp=4, tp=1, rows=4, length=6144, remat="auto", ...)
-        found = aot.measure(step)
+    devices = compiler.devices("v5p", "2x2x1")
+    step = trace(arch, adapter, schedule, devices, accelerator="v5p", fsdp=4, tp=1, length=5120)
+    found = measure(step)
 
 Only shapes are made: no weights, no data. It is the very step that `train` runs (`train.program`),
 traced for TPU devices.

@@ -10,11 +10,9 @@ import importlib.util
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tunewright_workloads.contract import accelerators
 from tunewright_workloads.contract.faults import Fault, UserError
@@ -35,8 +33,7 @@ def available() -> bool:
     return importlib.util.find_spec("libtpu") is not None
 
 
-@contextmanager
-def slice_(accelerator: str, topology: str) -> Iterator[list[Any]]:
+def devices(accelerator: str, topology: str) -> list[Any]:
     """The devices of a slice that is not there, in the order of the compiler, for compiling only.
 
     Raises UserError where libtpu is not installed or does not know the slice.
@@ -48,21 +45,21 @@ def slice_(accelerator: str, topology: str) -> Iterator[list[Any]]:
         known = ", ".join(RATES)
         raise UserError(Fault("mesh.accelerator", f"must be one of {known} to be compiled for", accelerator))
     chips = accelerators.slice_of(accelerator, topology).chips
-    with _alone():
-        os.environ.update(
-            TPU_SKIP_MDS_QUERY="1",
-            TPU_ACCELERATOR_TYPE=accelerators.ACCELERATORS[accelerator].slice_name(chips),
-            TPU_WORKER_HOSTNAMES="localhost",
-        )
-        import jax
-        from jax.experimental import topologies
+    _alone()
+    os.environ.update(
+        TPU_SKIP_MDS_QUERY="1",
+        TPU_ACCELERATOR_TYPE=accelerators.ACCELERATORS[accelerator].slice_name(chips),
+        TPU_WORKER_HOSTNAMES="localhost",
+    )
+    import jax
+    from jax.experimental import topologies
 
-        jax.config.update("jax_platforms", "cpu")
-        try:
-            found = topologies.get_topology_desc(platform="tpu", topology_name=f"{accelerator}:{topology}")
-        except Exception as error:  # libtpu raises its own kinds
-            raise UserError(Fault(place, f"is no slice that libtpu compiles for: {error}")) from error
-        yield list(found.devices)
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=f"{accelerator}:{topology}")
+    except Exception as error:  # libtpu raises its own kinds
+        raise UserError(Fault(place, f"is no slice that libtpu compiles for: {error}")) from error
+    return list(found.devices)
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ class TooLarge(UserError):  # noqa: N818
 
 
 def compile_(traced: Any) -> Compiled:
-    """Compiles a traced jitted function whose arguments' shardings lie on `slice_`'s devices.
+    """Compiles a traced jitted function whose arguments' shardings lie on `devices`.
 
     Raises TooLarge with the compiler's own numbers.
     """
@@ -119,9 +116,12 @@ def compile_(traced: Any) -> Compiled:
     return Compiled(compiled.as_text(), Memory.of(compiled), time.monotonic() - began)
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    path = Path(tempfile.gettempdir()) / f"tunewright-libtpu-{os.getuid()}.lock"
-    with path.open("w") as file:
+_held: list[IO[str]] = []
+
+
+def _alone() -> None:
+    """Waits until no other process has libtpu. A process never unloads it, so it is held until the end."""
+    if not _held:
+        file = (Path(tempfile.gettempdir()) / f"tunewright-libtpu-{os.getuid()}.lock").open("w")
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        _held.append(file)
