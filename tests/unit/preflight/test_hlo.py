@@ -82,6 +82,18 @@ def test_an_all_reduce_goes_round_twice():
     assert hlo.read(text, RATES).exposed == pytest.approx(2 * 0.75 * 4000 / 2e9)
 
 
+def test_an_all_reduce_of_which_each_device_keeps_a_slice_goes_round_once():
+    fused = """%scatter (x: f32[1000]) -> f32[250] {
+  %x = f32[1000]{0} parameter(0)
+  %r = f32[1000]{0} all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %s = f32[250]{0} dynamic-slice(%r, %i), dynamic_slice_sizes={250}
+}
+"""
+    entry = "  %x = f32[1000]{0} parameter(0)\n  %f = f32[250]{0} fusion(%x), kind=kCustom, calls=%scatter"
+    cost = hlo.read(module(entry, fused), RATES)
+    assert cost.exposed == pytest.approx(0.75 * 4000 / 2e9) and list(cost.traffic) == ["reduce-scatter"]
+
+
 def permutes(work: int, count: int = 1) -> str:
     """`count` permutes of 1,000 bytes (1,000 ns each) begin, then a matmul of `work` ns, then they end."""
     lines = ["  %w = s8[1000]{0} parameter(0)"]

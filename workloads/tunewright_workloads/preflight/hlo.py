@@ -229,6 +229,8 @@ class _Reader:
         n = _group(line.rest)
         if kind == "collective-permute":
             return kind, read, read / self.rates.link
+        if op.kind == "fusion" and kind == "all-reduce" and _size(op.type, vmem=True) <= 0.6 * whole:
+            kind = "reduce-scatter"  # fused with the slice that each device keeps
         sent = whole * (n - 1) / n * (2 if kind == "all-reduce" else 1)
         return kind, sent, sent / (self.rates.link * self.rates.links)
 
