@@ -136,6 +136,12 @@ def tell(pods: list[Object]) -> None:
             print(f"{took:7.0f} s    of it in the container {status['name']}", flush=True)
 
 
+def stalled(run: Done) -> list[object]:
+    """What a run said it needed somebody for."""
+    found = [condition({"status": one}, "Stalled") for one in run.jobs]
+    return distinct([one and (one["reason"], one["message"]) for one in found])
+
+
 def _moment(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
@@ -284,7 +290,7 @@ def held(box: host.Box, folder: Path, step: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def disturbed(installed: Installed, undisturbed: Done, parts: Parts) -> Done:
+def disturbed(installed: Installed, parts: Parts) -> Done:
     """The same job, suspended and resumed in the middle of training, and then robbed of its pod."""
     box = installed.box
     namespace, before = place(box)
@@ -329,7 +335,7 @@ def disturbed(installed: Installed, undisturbed: Done, parts: Parts) -> Done:
 
 
 @pytest.fixture(scope="module")
-def queued(installed: Installed, disturbed: Done, parts: Parts) -> Done:
+def queued(installed: Installed, parts: Parts) -> Done:
     """The same job in a queue that is closed at first, and closed once more in the middle of training."""
     box = installed.box
     namespace, _ = place(box)
@@ -536,7 +542,7 @@ def test_a_queued_job_waits_for_kueue_and_an_eviction_sends_it_back_into_the_que
     assert "Queued" in phases[trained:]
     assert "Training" in phases[phases.index("Queued", trained) :]
     assert phases[-1] == "Succeeded"
-    assert not any(condition({"status": one}, "Stalled") for one in queued.jobs)
+    assert stalled(queued) == []
 
 
 def test_an_evicted_job_goes_on_where_it_was_and_publishes_the_same_bytes(
@@ -551,7 +557,7 @@ def test_an_evicted_job_goes_on_where_it_was_and_publishes_the_same_bytes(
 
 def test_being_taken_away_counts_as_no_failure(disturbed: Done) -> None:
     assert disturbed.jobs[-1]["preemptions"] == 1
-    assert not any(condition({"status": one}, "Stalled") for one in disturbed.jobs)
+    assert stalled(disturbed) == []
 
 
 def test_an_upgraded_operator_leaves_the_running_job_as_it_is(disturbed: Done) -> None:

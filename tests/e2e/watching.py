@@ -10,15 +10,16 @@ from typing import Self
 
 from tests.cluster import build
 from tests.cluster.api import Object
-from tests.cluster.process import Process
+from tests.cluster.process import Process, wait_for
 
 from .box import host
 
 
 class Watch:
-    """A watch of one kind in one namespace, from when it is entered until it is left."""
+    """A watch of one of our kinds in one namespace, from when it is entered until it is left."""
 
     def __init__(self, box: host.Box, kind: str, namespace: str) -> None:
+        self._box, self._kind, self._namespace = box, kind, namespace
         self._folder = tempfile.TemporaryDirectory(prefix="tunewright-watch-")
         self._file = Path(self._folder.name) / "seen"
         kubectl = [build.binary("kubebox"), "kubectl", f"--kubeconfig={box.kubeconfig}"]
@@ -38,7 +39,17 @@ class Watch:
         self._folder.cleanup()
 
     def seen(self, name: str) -> list[Object]:
-        """The status of `name` at each change so far, in order."""
+        """The status of `name` at each change, in order, up to the one that the API server holds now."""
+        path = f"/apis/tunewright.dev/v1alpha1/namespaces/{self._namespace}/{self._kind}/{name}"
+        now = self._box.request("GET", path)["metadata"]["resourceVersion"]
+        wait_for(
+            lambda: any(one["metadata"]["resourceVersion"] == now for one in self._read(name)),
+            f"the newest {self._kind} {name} in its watch",
+            [self._process],
+        )
+        return [one.get("status") or {} for one in self._read(name)]
+
+    def _read(self, name: str) -> list[Object]:
         text, decoder, found, place = self._file.read_text(), json.JSONDecoder(), [], 0
         while place < len(text):
             if text[place] != "{":  # white space, and what kubectl says to people
@@ -49,7 +60,7 @@ class Watch:
             except ValueError:  # the last one is being written
                 break
             if one["metadata"].get("name") == name:
-                found.append(one.get("status") or {})
+                found.append(one)
         return found
 
 
