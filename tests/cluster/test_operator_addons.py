@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from . import addons, nodes, simulate
+from . import addons, nodes, pods, simulate
 from .api import Object
 from .build import UnavailableError
 from .control import ControlPlane
@@ -109,10 +109,15 @@ def test_a_slice_that_loses_a_machine_starts_again_as_the_same_attempt(
     space.phase("Training")
     path = f"/api/v1/nodes/{pool.nodes[0]}"
     taints = plane.request("GET", path)["spec"]["taints"]
+    (victim,) = [p["metadata"]["name"] for p in space.pods("train") if p["spec"]["nodeName"] == pool.nodes[0]]
     nodes.taint(plane, pool.nodes[0], "cloud.google.com/impending-node-termination")
+    pod = f"/api/v1/namespaces/{space.namespace}/pods/{victim}"
+    plane.wait_for(lambda: "deletionTimestamp" in plane.request("GET", pod)["metadata"], "the eviction", 60)
+    # A kubelet reports how the containers ended before it lets go of the pod; the simulated one does not.
+    pods.finish(plane, space.namespace, victim, 143)
     plane.wait_for(lambda: space.status()["preemptions"] == 1, "the preemption", 60)
     plane.patch(path, {"spec": {"taints": taints}})
-    status = space.phase("Training", timeout=180)
+    status = space.phase("Training", timeout=120)
     assert (status["attempts"], status["preemptions"]) == (1, 1)
 
 
