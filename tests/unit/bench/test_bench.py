@@ -250,3 +250,25 @@ def test_a_url_and_options_are_enough(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "URL: is required" in capsys.readouterr().err
     assert main(["http://127.0.0.1:9"]) == exits.RETRY
     assert "does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["localhost:8000"], "URL: must be http://host:port"),
+        (["ftp://host/", "--model", "m"], "URL: must be http://host:port"),
+        (
+            ["http://127.0.0.1:9", "--model", "m", "--output", "gs://acme/b.json"],
+            "must be a path or a file://",
+        ),
+        (["http://127.0.0.1:9", "--model", "m", "--output", "/dev/null/b.json"], "cannot be written"),
+        (["http://127.0.0.1:9", "--model", "m", "--output", "/"], "cannot be written: Is a directory"),
+    ],
+)
+def test_what_cannot_be_asked_or_written_is_refused_before_any_load(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(options) == exits.BAD_INPUT
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

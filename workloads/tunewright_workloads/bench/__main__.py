@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.util
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tunewright_workloads.bench import run, table
 from tunewright_workloads.contract import exits
 from tunewright_workloads.contract.configs import BenchConfig, load, parse
-from tunewright_workloads.contract.faults import Fault, UserError
+from tunewright_workloads.contract.faults import Fault, UserError, show
 
 log = logging.getLogger("tunewright.bench")
 
@@ -67,8 +70,38 @@ def config_of(options: argparse.Namespace) -> BenchConfig:
         raise UserError(Fault("URL", "is required (or --config FILE)"))
     given.setdefault("output", "bench.json")
     if "model" not in given:
+        _reachable(given["url"])
         given["model"] = run.only_model(given["url"])
     return parse(BenchConfig, given, "command line")
+
+
+def _reachable(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        fix = f"Write http://{url}." if url and "://" not in url else None
+        raise UserError(Fault("URL", "must be http://host:port or https://host", show(url), fix))
+
+
+def _target(output: str) -> Path:
+    """Where the report goes, known to be writable: a measurement of an hour must not be lost at its end."""
+    path = Path(output.removeprefix("file://"))
+    if "://" in output and not output.startswith("file://"):
+        raise UserError(Fault("output", "must be a path or a file:// URI", show(output)))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _beside(path).touch()
+        _beside(path).unlink()
+    except OSError as error:
+        raise UserError(
+            Fault("output", f"cannot be written: {error.strerror}", show(output), "Choose another place.")
+        ) from None
+    return path
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,6 +109,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = config_of(options)
+        _reachable(config.url)
+        path = _target(config.output)
         report = run.run(config)
     except UserError as error:
         print(error.text(), file=sys.stderr)
@@ -86,10 +121,8 @@ def main(arguments: list[str] | None = None) -> int:
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return exits.RETRY
-    path = Path(config.output.removeprefix("file://"))
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Whole or not at all: a sidecar may be waiting for this file.
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = _beside(path)
     temporary.write_text(report.model_dump_json(by_alias=True, exclude_none=True) + "\n", encoding="utf-8")
     temporary.replace(path)
     table.show(report)
