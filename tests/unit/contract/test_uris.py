@@ -80,3 +80,15 @@ def test_the_schema_pattern_accepts_what_the_parser_accepts(text):
 def test_a_child_lies_below():
     assert str(uris.parse("gs://acme/out").child("checkpoints", "10")) == "gs://acme/out/checkpoints/10"
     assert str(uris.parse("file:///out").child("merged")) == "file:///out/merged"
+
+
+def test_an_argument_without_a_scheme_is_a_path_of_this_machine(tmp_path, monkeypatch):
+    folder = tmp_path / "ü b"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (tmp_path / "loop").symlink_to("loop")
+    for text, path in {"x": folder / "x", "../y.jsonl": tmp_path / "y.jsonl", ".": folder}.items():
+        assert uris.parse(uris.local(text)).path == str(path)
+    assert uris.local("gs://acme/x") == "gs://acme/x"
+    assert uris.local("") == ""
+    uris.local("../loop")

@@ -142,7 +142,7 @@ def test_the_command_prints_the_report(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_the_command_refuses_bad_data_with_the_contracts_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.jsonl", chat(), "{x")
     assert cli.main([str(path), "--tokenizer", TINY]) == 2
@@ -150,6 +150,9 @@ def test_the_command_refuses_bad_data_with_the_contracts_code(
     assert cli.main([str(path), "--tokenizer", TINY, "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["faults"][0]["place"].endswith("a.jsonl:2")
     assert cli.main([str(tmp_path / "no.jsonl"), "--tokenizer", TINY]) == 2
+    monkeypatch.chdir(path.parent)
+    assert cli.main([f"../{path.parent.name}/{path.name}", "--tokenizer", TINY]) == 2
+    assert "segments" not in capsys.readouterr().err
     assert cli.main([str(path), "--model", "gemma-4-tinny"]) == 2
     assert "gemma-4-tiny" in capsys.readouterr().err
 

@@ -201,3 +201,13 @@ def test_a_sum_too_large_for_float16_is_named(dense: SimpleNamespace, tmp_path: 
         dense.base, tmp_path / "train", tmp_path / "out", tmp_path / "work", dtype="float16"
     )
     assert "layers.0.mlp.up_proj" in refused(config)
+
+
+def test_the_command_takes_paths_of_this_machine_as_well_as_uris(tmp_path: Path, monkeypatch: Any) -> None:
+    from tunewright_workloads.merge.__main__ import config_of, parser
+
+    monkeypatch.chdir(tmp_path)
+    asked = ["--base", "b", "--adapter", "../a", "--output", "o p"]
+    config = config_of(parser().parse_args(asked), str(tmp_path))
+    assert config.model.source == f"file://{tmp_path}/b"
+    assert (config.adapter, config.output) == (f"file://{tmp_path.parent}/a", f"file://{tmp_path}/o p")

@@ -107,6 +107,11 @@ def test_without_the_base_the_rest_is_still_checked(out: Path) -> None:
     assert "skipped  comparison with base" in told and "WRONG" not in told
 
 
+def test_a_file_is_no_model(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.main([str(out / "config.json")]) == 2
+    assert "no merge has finished here" in capsys.readouterr().err
+
+
 def test_a_directory_without_a_manifest_is_refused(out: Path) -> None:
     (out / "tunewright.json").unlink()
     with pytest.raises(UserError, match="no merge has finished"):

@@ -1,5 +1,6 @@
 """What a URI becomes on this machine."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,17 @@ def test_a_uri_that_cannot_be_read_is_refused_with_its_place(uri: str, says: str
         storage.localize(uri, tmp_path, place="dataset.train[0]")
     assert "dataset.train[0]" in str(error.value)
     assert says in str(error.value)
+
+
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    for name, says in {
+        "loop": "symbolic links",
+        "file/below": "no such file",
+        "n" * 300: "too long",
+        "pipe": "not a pipe or a device",
+    }.items():
+        with pytest.raises(UserError, match=says):
+            storage.localize(f"file://{tmp_path}/{name}", tmp_path / "work")

@@ -9,6 +9,7 @@ sample://name       data that ships inside the package, for the quickstart and f
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -105,6 +106,11 @@ def parse(text: str, place: str = "uri", *, writable: bool = False) -> Uri:
             )
         )
     return Uri(scheme, root, path)
+
+
+def local(text: str) -> str:
+    """An argument of a command line as a URI: what holds no scheme is a path of this machine."""
+    return text if "://" in text or not text else f"file://{os.path.realpath(text)}"
 
 
 def _path_hint(text: str) -> str | None:

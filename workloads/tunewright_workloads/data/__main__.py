@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunewright_workloads.contract import exits, models
+from tunewright_workloads.contract import exits, models, uris
 from tunewright_workloads.contract.configs import DatasetConfig
 from tunewright_workloads.contract.faults import UserError
 from tunewright_workloads.data import batches, dataset, report, tokenizer
@@ -23,7 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--tokenizer", metavar="DIR", help="checkpoint directory with tokenizer.json")
     source.add_argument("--model", help="name in the catalog, whose default source is used")
     parser.add_argument("--format", default="auto", choices=("auto", "messages", "prompt-completion", "text"))
-    parser.add_argument("--max-length", type=_positive, default=3072, metavar="TOKENS")
+    parser.add_argument("--max-length", type=_length, default=3072, metavar="TOKENS")
     parser.add_argument("--overlong", default="drop", choices=("drop", "truncate", "fail"))
     parser.add_argument("--loss-on", default="assistant", choices=("assistant", "completion", "all"))
     parser.add_argument("--thinking", action="store_true", help="train on what answers think")
@@ -47,8 +47,11 @@ def _positive(text: str) -> int:
     return value
 
 
-def _uri(text: str) -> str:
-    return text if "://" in text else f"file://{Path(text).absolute()}"
+def _length(text: str) -> int:
+    value = int(text)
+    if value < 8:
+        raise argparse.ArgumentTypeError("must be at least 8")
+    return value
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps({"faults": error.as_json()}, ensure_ascii=False, indent=2))
         print(error.text(), file=sys.stderr)
         return exits.BAD_INPUT
+    except OSError as error:  # a StorageError, a full disk: later it may work
+        print(error, file=sys.stderr)
+        return exits.RETRY
     return exits.DONE
 
 
@@ -73,8 +79,8 @@ def _run(args: argparse.Namespace, work: Path) -> str:
     else:
         directory = storage.localize(models.model(args.model, "--model").source, work, place="--model")
     config = DatasetConfig(
-        train=tuple(map(_uri, args.train)), validation=tuple(map(_uri, args.validation)), format=args.format,
-        max_length=max(8, args.max_length), overlong=args.overlong, packing=not args.no_packing, loss_on=args.loss_on,
+        train=tuple(map(uris.local, args.train)), validation=tuple(map(uris.local, args.validation)), format=args.format,
+        max_length=args.max_length, overlong=args.overlong, packing=not args.no_packing, loss_on=args.loss_on,
         thinking=args.thinking,
     )  # fmt: skip
     words = tokenizer.load(directory)

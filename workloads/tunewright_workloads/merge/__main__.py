@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tunewright_workloads.contract import configs, exits
+from tunewright_workloads.contract import configs, exits, uris
 from tunewright_workloads.contract.configs import MergeConfig
 from tunewright_workloads.contract.faults import Fault, UserError, show
 
@@ -25,11 +25,11 @@ def parser() -> argparse.ArgumentParser:
     text = "Merges a LoRA adapter (a training output, or a PEFT directory) into a base checkpoint."
     made = argparse.ArgumentParser("tunewright merge", description=text)
     made.add_argument("--config", type=Path, help="MergeConfig as JSON; instead of the options below")
-    made.add_argument("--base", metavar="URI", help="checkpoint in Hugging Face format")
+    made.add_argument("--base", metavar="URI", help="URI or path: checkpoint in Hugging Face format")
     made.add_argument("--revision", default="main", help="of an hf:// base: branch, tag or commit")
-    made.add_argument("--adapter", metavar="URI", help="training output or PEFT adapter")
+    made.add_argument("--adapter", metavar="URI", help="URI or path: training output or PEFT adapter")
     made.add_argument("--step", type=int, help="of a training output; default: the newest committed")
-    made.add_argument("--output", metavar="URI", help="where the model is published")
+    made.add_argument("--output", metavar="URI", help="URI or path: where the model is published")
     made.add_argument(
         "--dtype", choices=_DTYPES, default="keep", help="of the changed tensors (default: keep)"
     )
@@ -58,8 +58,8 @@ def config_of(options: argparse.Namespace, work: str) -> MergeConfig:
     if missing:
         raise UserError([Fault(f"--{n}", "is required (or --config FILE)") for n in missing])
     data: dict[str, Any] = {
-        "job": "local/merge", "model": {"name": "custom", "source": options.base, "revision": options.revision},
-        "adapter": options.adapter, "step": options.step, "output": options.output, "dtype": options.dtype,
+        "job": "local/merge", "model": {"name": "custom", "source": uris.local(options.base), "revision": options.revision},
+        "adapter": uris.local(options.adapter), "step": options.step, "output": uris.local(options.output), "dtype": options.dtype,
         "maxShardSize": _bytes(options.max_shard_size), "work": work,
     }  # fmt: skip
     return configs.parse(MergeConfig, data, "command line")

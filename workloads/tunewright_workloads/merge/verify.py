@@ -29,7 +29,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from tunewright_workloads import storage
-from tunewright_workloads.contract import exits
+from tunewright_workloads.contract import exits, uris
 from tunewright_workloads.contract.configs import MergeConfig, ModelSource
 from tunewright_workloads.contract.faults import Fault, UserError, show
 from tunewright_workloads.contract.lineage import MANIFEST, Manifest
@@ -92,7 +92,7 @@ def verify(
 def _manifest(store: Store, uri: str) -> Manifest:
     try:
         return Manifest.model_validate_json(store.get(MANIFEST))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         fix = "Merge it first; a merge that was cut short goes on when it is run again."
         if store.exists(f"merged/{MANIFEST}"):
             fix = f"Did you mean {uri.rstrip('/')}/merged?"
@@ -365,17 +365,17 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="tunewright-verify-") as scratch:
         try:
             found = verify(
-                options.model if "://" in options.model else f"file://{Path(options.model).resolve()}",
+                uris.local(options.model),
                 Path(scratch),
-                base=options.base,
-                adapter=options.adapter,
+                base=uris.local(options.base) if options.base else None,
+                adapter=uris.local(options.adapter) if options.adapter else None,
                 sample=options.sample,
                 run=not options.no_run,
             )
         except UserError as error:
             print(error.text(), file=sys.stderr)
             return exits.BAD_INPUT
-        except storage.StorageError as error:
+        except OSError as error:  # a StorageError, a file that may not be read
             print(error, file=sys.stderr)
             return exits.RETRY
     if options.json:

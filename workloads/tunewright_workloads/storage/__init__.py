@@ -6,7 +6,9 @@ by piece. pvc:// never reaches a workload: the plan mounts the claim and passes 
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,11 +36,18 @@ def localize(uri: str, work: Path, *, revision: str | None = None, place: str = 
     if parsed.scheme == "file":
         path = Path(parsed.path)
         try:
-            path.stat()
-        except FileNotFoundError:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
             raise UserError(Fault(place, "there is no such file or directory", show(uri))) from None
         except PermissionError:
             raise UserError(Fault(place, "may not be read by this user", show(uri))) from None
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENAMETOOLONG):
+                raise StorageError(f"{uri}: {error.strerror}") from None
+            raise UserError(Fault(place, f"cannot be read: {error.strerror}", show(uri))) from None
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            # A pipe or a device is read once, or without end; datasets are read more than once.
+            raise UserError(Fault(place, "must be a file or a directory, not a pipe or a device", show(uri)))
         return path
     if parsed.scheme == "hf":
         from tunewright_workloads.storage import hub
