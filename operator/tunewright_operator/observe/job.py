@@ -13,6 +13,7 @@ from typing import Any
 
 from tunewright_operator.api.job import FineTuneJobSpec
 from tunewright_operator.observe import conditions, ledger, stage, times
+from tunewright_operator.observe import pods as looks
 from tunewright_operator.observe.conditions import Condition, Truth
 from tunewright_operator.observe.ledger import Ledger
 from tunewright_operator.observe.pods import Shape
@@ -240,7 +241,7 @@ def _walk(
         if look.reason == "Creating":
             again = 15.0 if again is None else min(again, 15.0)
         return say, current, (), again
-    return _Say(phase, phase, _going(current, facts.progress)), current, (), again
+    return _Say(phase, phase, _going(current, facts)), current, (), again
 
 
 def _of(pods: Sequence[Object], name: str) -> list[Object]:
@@ -287,8 +288,12 @@ def _lifted(
     return account.failed(current) <= spec.limits.retries
 
 
-def _going(current: str, record: Progress | None) -> str:
-    if record is None or record.stage != current:
+def _going(current: str, facts: Facts) -> str:
+    record = facts.progress
+    begun = [looks.started(p) for p in _of(facts.pods, current) if not looks.find(p).ended]
+    since = max((times.parse(start) for start in begun if start), default=None)
+    # What an earlier pod said last ("stopped by SIGTERM") is no news of this one.
+    if record is None or record.stage != current or (since is not None and record.time < since):
         return f"{current} is running"
     if record.message:
         return record.message

@@ -341,6 +341,12 @@ def test_step_and_loss_of_the_training_stay_while_the_model_is_merged() -> None:
     assert second.status["message"] == "merge: 7 of 400"
 
 
+@pytest.mark.parametrize(("minute", "told"), [(4, "train is running"), (6, "compiling")])
+def test_what_an_earlier_pod_said_last_is_no_news_of_the_next(minute: float, told: str) -> None:
+    said = record(message="compiling", time=at(minute))
+    assert look(train=TRAIN, pods=[POD.running(5)], progress=said).status["message"] == told
+
+
 def test_a_loss_is_shown_with_six_digits() -> None:
     running = look(train=TRAIN, pods=[POD.running()], progress=record(step=7, loss=0.002771408762782812))
     assert running.status["progress"]["loss"] == 0.00277141
