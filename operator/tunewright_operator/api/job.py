@@ -121,6 +121,11 @@ class Dataset(Section):
         description="The tokens that are learned: the assistant's turns, the last one, or all. "
         "Rows of the format text are always learned as a whole.",
     )
+    thinking: bool = Field(
+        False,
+        description="Learn what the assistant thinks, too (reasoning, reasoning_content), which chat "
+        "templates drop otherwise.",
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -214,6 +214,7 @@ class _Job:
             overlong=found.overlong,
             packing=found.packing,
             loss_on=found.loss_on,
+            thinking=found.thinking,
         )
 
     def mesh(self) -> MeshConfig:

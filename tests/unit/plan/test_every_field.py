@@ -39,6 +39,7 @@ JOB_CHANGES: dict[str, Any] = {
     "dataset.overlong": "fail",
     "dataset.packing": False,
     "dataset.lossOn": "all",
+    "dataset.thinking": True,
     "adapter.rank": 32,
     "adapter.alpha": 99.0,
     "adapter.dropout": 0.1,
