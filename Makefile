@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-vllm install-gpu install-tpu demo test test-fast test-cluster e2e lint format crds lock clean
+.PHONY: help install install-test install-vllm install-gpu install-tpu install-tpu demo test test-fast test-cluster e2e lint format crds lock clean
 
 PYTHON ?= python3
 UV := .uv/bin/uv
@@ -22,6 +22,8 @@ $(UV):
 	@tools/environment .venv requirements/local.txt "$(PYTHON)" --editable
 .venv-test/.lock: requirements/test.txt $(UV)
 	@tools/environment .venv-test requirements/test.txt "$(PYTHON)"
+.venv-tpu/.lock: requirements/tpu.txt $(UV)
+	@tools/environment .venv-tpu requirements/tpu.txt "$(PYTHON)"
 .venv-gpu/.lock: requirements/gpu.txt $(UV)
 	@tools/environment .venv-gpu requirements/gpu.txt "$(PYTHON)"
 .venv-tpu/.lock: requirements/tpu.txt $(UV)
@@ -33,6 +35,7 @@ install: .venv/.lock  ## The CLI at .venv/bin/tunewright, with JAX and without P
 install-test: .venv-test/.lock  ## What the tests need: PyTorch, transformers, linters
 install-vllm: .venv-vllm/.lock  ## The real vLLM on CPU, in an environment of its own
 
+install-tpu: .venv-tpu/.lock  ## JAX with the TPU's compiler, which needs no TPU
 install-gpu: .venv-gpu/.lock  ## The PyTorch training program, in an environment of its own
 
 install-tpu: .venv-tpu/.lock  ## JAX with the TPU's compiler, to compile steps for slices that are not there
@@ -41,7 +44,8 @@ demo: install  ## Fine-tune the tiny Gemma 4, merge, serve, and ask it a questio
 	@.venv/bin/python tools/demo.py
 
 test: install install-test  ## All tests (vLLM's too, where it can be installed)
-	@tools/try-vllm
+	@tools/try install-vllm vLLM
+	@tools/try install-tpu "The TPU's compiler"
 	.venv-test/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
 
 test-cluster: install-test  ## Tests against a real API server, built from Go modules on first use
@@ -73,4 +77,4 @@ lock: $(UV)  ## Resolve requirements/*.txt anew from pyproject.toml
 	@tools/lock "$(UV)"
 
 clean:  ## Remove environments and what runs left (not uv's cache)
-	rm -rf .uv .venv .venv-test .venv-vllm .venv-gpu .venv-tpu .tunewright .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .uv .venv .venv-test .venv-vllm .venv-gpu .venv-tpu .venv-tpu .tunewright .pytest_cache .mypy_cache .ruff_cache
