@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-vllm install-gpu install-tpu install-tpu demo test test-fast test-cluster e2e lint format crds lock clean
+.PHONY: help install install-test install-vllm install-gpu install-tpu demo test test-fast test-cluster e2e lint format crds lock clean
 
 PYTHON ?= python3
 UV := .uv/bin/uv
@@ -22,8 +22,6 @@ $(UV):
 	@tools/environment .venv requirements/local.txt "$(PYTHON)" --editable
 .venv-test/.lock: requirements/test.txt $(UV)
 	@tools/environment .venv-test requirements/test.txt "$(PYTHON)"
-.venv-tpu/.lock: requirements/tpu.txt $(UV)
-	@tools/environment .venv-tpu requirements/tpu.txt "$(PYTHON)"
 .venv-gpu/.lock: requirements/gpu.txt $(UV)
 	@tools/environment .venv-gpu requirements/gpu.txt "$(PYTHON)"
 .venv-tpu/.lock: requirements/tpu.txt $(UV)
@@ -34,10 +32,7 @@ $(UV):
 install: .venv/.lock  ## The CLI at .venv/bin/tunewright, with JAX and without PyTorch
 install-test: .venv-test/.lock  ## What the tests need: PyTorch, transformers, linters
 install-vllm: .venv-vllm/.lock  ## The real vLLM on CPU, in an environment of its own
-
-install-tpu: .venv-tpu/.lock  ## JAX with the TPU's compiler, which needs no TPU
 install-gpu: .venv-gpu/.lock  ## The PyTorch training program, in an environment of its own
-
 install-tpu: .venv-tpu/.lock  ## JAX with the TPU's compiler, to compile steps for slices that are not there
 
 demo: install  ## Fine-tune the tiny Gemma 4, merge, serve, and ask it a question before and after
