@@ -12,7 +12,7 @@ export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)/workloads:$(CURDIR)
 PYTEST_ARGS ?=
 
 help:  ## What there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 $(UV):
 	@tools/bootstrap-uv .uv "$(PYTHON)"
