@@ -1,4 +1,4 @@
-"""The 31B's training step by the real TPU compiler: two of its layers at their true widths, on v5p 2x2x1.
+"""The 31B's training step by the real TPU compiler: two of its layers, on v5p 2x2x1.
 
 Needs libtpu (`make install-tpu`, or the interpreter that runs the tests); no TPU.
 """
@@ -27,13 +27,14 @@ import dataclasses, json
 from tunewright_workloads.contract.configs import AdapterConfig, Schedule
 from tunewright_workloads.preflight import compiler, shapes
 
-# One sliding and one global layer; a small vocabulary, as the loss is a third of the time to compile.
-arch = dataclasses.replace(shapes.architecture("gemma-4-31b", 6), layers=2, globals=(False, True), vocab=8192)
+# One sliding and one global layer; a quarter of the MLP and a small vocabulary, to compile in less time.
+whole = shapes.architecture("gemma-4-31b", 6)
+arch = dataclasses.replace(whole, layers=2, globals=(False, True), vocab=8192, hidden=5376)
 schedule = Schedule(steps=10, global_batch_size=4, learning_rate=1e-4)
 devices = compiler.devices("v5p", "2x2x1")
 from tunewright_workloads.preflight import aot, hlo
 step = aot.trace(arch, AdapterConfig(rank=64, alpha=64), schedule, devices, accelerator="v5p",
-                 fsdp=4, tp=1, length=4096, kept=aot.remats.ALL)
+                 fsdp=4, tp=1, length=2048, kept=aot.remats.ALL)
 compiled = compiler.compile_(step.traced)
 found = aot.reading(compiled, arch, "v5p", 4, step.tokens, step.length)
 kernels = hlo.read(compiled.text, compiler.RATES["v5p"]).kernels
@@ -68,8 +69,7 @@ def step() -> dict[str, Any]:
 def test_the_step_compiles_and_fits(step: dict[str, Any]) -> None:
     assert 0 < step["share"] < 0.5
     assert 0 < step["attention"] < step["seconds"]
-    # The roofline's own limit is 1; two layers without most of the vocabulary come near the 60's figure.
-    assert 0.3 < step["mfu"] < 1
+    assert 0.2 < step["mfu"] < 1
 
 
 def test_each_layers_attention_runs_once_forward_and_once_backward(step: dict[str, Any]) -> None:
@@ -80,12 +80,17 @@ def test_each_layers_attention_runs_once_forward_and_once_backward(step: dict[st
 
 
 def test_frozen_weights_go_round_under_the_matmuls(step: dict[str, Any]) -> None:
-    """All of a layer's weights pass each device forward and backward; what is gathered is small."""
+    """All weights pass each device forward and backward; what is gathered is small.
+
+    Nothing is trained before the first layer's q, k and v: they are not passed on backward.
+    """
     traffic = step["traffic"]
     layers = (step["parameters"] - 8192 * 5376) * 2
-    assert traffic["collective-permute"][1] == pytest.approx(2 * 0.75 * layers, rel=0.02)
+    first = 5376 * (32 + 16 + 16) * 256 * 2
+    assert traffic["collective-permute"][1] == pytest.approx(0.75 * (2 * layers - first), rel=0.01)
     assert traffic.get("all-gather", [0, 0])[1] < 0.1 * layers
-    assert step["exposed"] < 0.1 * step["seconds"]
+    # At 2,048 tokens a chip the matmuls are shorter than their weights' transfers: half of it must still hide.
+    assert step["exposed"] < 0.5 * step["network"]
 
 
 STOCK = """
