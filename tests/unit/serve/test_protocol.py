@@ -49,6 +49,37 @@ def test_any_messages_are_read_or_refused(messages: list[Any]) -> None:
     outcome(ChatRequest, json.dumps({"model": "m", "messages": messages}).encode())
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "param"),
+    [
+        (ChatRequest, rb'{"model": "m", "messages": [{"role": "user", "content": "a\ud800"}]}', "messages[0].content"),
+        (ChatRequest, b'{"model": "m", "messages": [{"role": "user", "content": "\xed\xa0\x80"}]}', "messages[0].content"),
+        (CompletionRequest, rb'{"model": "m", "prompt": ["a", "\udc00"]}', "prompt[1]"),
+        (CompletionRequest, rb'{"model": "m", "prompt": "a", "stop": "\ud800"}', "stop"),
+        (CompletionRequest, rb'{"model": "m", "prompt": "a", "\ud800": 1}', "body"),
+    ],
+)  # fmt: skip
+def test_half_a_character_is_refused_where_it_stands(kind: Any, body: bytes, param: str) -> None:
+    with pytest.raises(ApiError, match="surrogate") as error:
+        parse(kind, body)
+    assert error.value.param == param
+
+
+def test_a_whole_character_in_two_halves_is_text() -> None:
+    assert parse(CompletionRequest, rb'{"model": "m", "prompt": "\ud83d\ude00"}').prompt == "\U0001f600"
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
+def test_only_an_assistant_may_say_nothing(role: str) -> None:
+    body = {
+        "model": "m",
+        "messages": [{"role": role, "content": None}, {"role": "assistant", "content": None}],
+    }
+    with pytest.raises(ApiError, match=f"content is required of the role {role}") as error:
+        parse(ChatRequest, json.dumps(body).encode())
+    assert error.value.param == "messages[0]"
+
+
 def test_every_fault_of_a_request_is_named_at_once() -> None:
     body = {"model": 3, "prompt": "x", "temperature": -1, "top_p": 2, "stop": 5, "nn": 1}
     with pytest.raises(ApiError) as error:

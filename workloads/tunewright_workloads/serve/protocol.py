@@ -7,9 +7,9 @@ nothing in the answer (`user`, `metadata`, `store`, ...) is accepted.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tunewright_workloads.contract.configs import field_names, path_of
 from tunewright_workloads.contract.faults import nearest
@@ -151,6 +151,13 @@ class Message(BaseModel):
                 )
         return value
 
+    @model_validator(mode="after")
+    def _said(self) -> Self:
+        # An assistant that only called tools said nothing; everybody else says something.
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content is required of the role {self.role}")
+        return self
+
 
 class ChatRequest(_Common):
     """POST /v1/chat/completions."""
@@ -177,6 +184,24 @@ class ChatRequest(_Common):
 R = TypeVar("R", CompletionRequest, ChatRequest)
 
 
+def _unpaired(value: Any, where: str = "") -> str | None:
+    """The path of a string that no text can be: JSON can spell half a character, UTF-8 cannot."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return where
+        return None
+    if isinstance(value, list):
+        pairs = [(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    elif isinstance(value, dict):
+        pairs = [(item, f"{where}.{key}".lstrip(".")) for key, item in value.items()]
+        pairs += [(key, where or "body") for key in value]
+    else:
+        return None
+    return next((found for item, path in pairs if (found := _unpaired(item, path)) is not None), None)
+
+
 def parse(kind: type[R], body: bytes) -> R:
     """A request from its bytes. Raises ApiError that names every faulty parameter."""
     try:
@@ -185,6 +210,8 @@ def parse(kind: type[R], body: bytes) -> R:
         raise ApiError(f"The body is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ApiError("The body must be a JSON object.")
+    if (where := _unpaired(data)) is not None:
+        raise ApiError(f"{where}: holds half of a surrogate pair, which is no character.", param=where)
     try:
         request = kind.model_validate(data)
     except ValidationError as error:
