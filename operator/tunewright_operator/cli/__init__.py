@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import click
 
 from tunewright_workloads.contract import exits
-from tunewright_workloads.contract.faults import UserError
+from tunewright_workloads.contract.faults import UserError, machine
 
 COMMANDS = {
     "run": ("run", "Run a file's resources on this machine: train, merge, serve."),
@@ -92,3 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except OSError as error:
+        told = machine(error)
+        if told is None:
+            raise
+        print(told, file=sys.stderr)
+        return exits.RETRY

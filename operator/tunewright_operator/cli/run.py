@@ -12,7 +12,7 @@ import click
 from tunewright_operator import api
 from tunewright_operator.cli import options
 from tunewright_operator.local.ask import AskError, ask, curl
-from tunewright_operator.local.runner import Runner, Serving, StageError, StoppedError
+from tunewright_operator.local.runner import Runner, Serving, StageError, StoppedError, refuse_address
 from tunewright_operator.local.signals import Signals
 from tunewright_operator.local.view import view
 from tunewright_operator.plan import Plan, Settings
@@ -70,6 +70,10 @@ def run(
             )
             jobs = [plan for resource, plan in made if isinstance(resource, api.FineTuneJob)]
             served = [] if no_serve else _served(made, chosen, question, port)
+            if answers:
+                _refuse_file("--answers", answers)
+            if served and not any(map(runner.running, served)):  # a server of ours gives its port back
+                refuse_address(host, port)
             _own_ignore(state)
             before = None
             if compare_base and question:
@@ -98,6 +102,21 @@ def run(
     except AskError as error:
         click.echo(error, err=True)
         return exits.RETRY
+
+
+def _refuse_file(option: str, path: Path) -> None:
+    """Raises UserError where a file cannot be written: before the work, not after it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _beside(path).touch()
+        _beside(path).unlink()
+    except OSError as error:
+        fix = "Choose another place."
+        raise UserError(Fault(option, f"cannot be written: {error.strerror}", show(str(path)), fix)) from None
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
 
 
 def _refuse(question: str | None, compare_base: bool, answers: Path | None, no_serve: bool) -> None:
@@ -140,10 +159,11 @@ def _set_engine(resources: api.Resources, engine: str) -> None:
 def _outputs(resources: api.Resources, runner: Runner) -> dict[tuple[str, str], str]:
     """Models of jobs that were run earlier, for endpoints whose job is not in the file."""
     found = {}
+    here = {(r.metadata.namespace, r.metadata.name) for r in resources if isinstance(r, api.FineTuneJob)}
     for resource in resources:
         if isinstance(resource, api.ServeEndpoint) and resource.spec.model.fine_tune_job_ref:
             key = (resource.metadata.namespace or "default", resource.spec.model.fine_tune_job_ref.name)
-            uri = runner.known_output(*key)
+            uri = None if key in here else runner.known_output(*key)
             if uri:
                 found[key] = uri
     return found
@@ -206,14 +226,20 @@ def _write(path: Path, question: str, before: str | None, after: str) -> None:
     record: dict[str, Any] = {"question": question, "after": after}
     if before is not None:
         record["before"] = before
-    temporary = path.with_name(f".{path.name}.new")
+    temporary = _beside(path)
     temporary.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     temporary.replace(path)
 
 
 def _own_ignore(state: Path) -> None:
     """Keeps the state directory out of the user's repository."""
-    state.mkdir(parents=True, exist_ok=True)
     ignore = state / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n")
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        if not ignore.exists():
+            ignore.write_text("*\n")
+    except OSError as error:
+        fix = "Choose another place."
+        raise UserError(
+            Fault("--state", f"cannot be written: {error.strerror}", show(str(state)), fix)
+        ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import socket
 import time
@@ -16,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from tunewright_operator.local.pod import Command, Rewrite, materialise
-from tunewright_operator.local.process import Process, end_orphan
+from tunewright_operator.local.process import Process, end_orphan, orphan
 from tunewright_operator.local.signals import Signals
 from tunewright_operator.local.state import Folders, State, differences, locked
 from tunewright_operator.local.view import View, duration
 from tunewright_operator.plan.stage import Manifest, Plan, Stage
 from tunewright_workloads.contract import exits, progress, uris
-from tunewright_workloads.contract.faults import Fault, UserError
+from tunewright_workloads.contract.faults import Fault, UserError, show
 
 TAIL = 20
 """Lines of the log that are shown when a stage fails."""
@@ -128,6 +129,11 @@ class Runner:
             changes=changes,
             hosts=hosts,
         )
+
+    def running(self, plan: Plan) -> bool:
+        """Whether a stage of this plan runs already: another runner's, or one left by a killed runner."""
+        files = (self.folders.pidfile(plan.namespace, plan.name, stage.name) for stage in plan.stages)
+        return any(orphan(file) is not None for file in files)
 
     def _end_orphans(self, plan: Plan) -> None:
         for stage in plan.stages:
@@ -323,6 +329,7 @@ class Runner:
         home = self.folders.home(plan.namespace, plan.name)
         with locked(home / f"{stage}.lock", f"{plan.kind} {plan.namespace}/{plan.name}"):
             self._end_orphans(plan)
+            refuse_address(host, port)
             chosen = port or free_port(host)
             command = self._materialise(plan, served, {**(changes or {}), "host": host, "port": chosen})
             log = self.folders.log(plan.namespace, plan.name, stage)
@@ -449,11 +456,28 @@ def inputs(stage: Stage, paths: Rewrite) -> dict[str, Any]:
     return found
 
 
+def refuse_address(host: str, port: int | None) -> None:
+    """Raises UserError for a host or a port that cannot be served on now."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            # As servers do: a connection that has just ended keeps no port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        said = getattr(error, "strerror", None) or str(error)
+        if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES, errno.EPERM):
+            fix = "End what listens there, name another, or leave --port out for a free one."
+            raise UserError(Fault("--port", f"cannot be served on: {said}", str(port), fix)) from None
+        fix = "Write 127.0.0.1, 0.0.0.0 or an address of this machine."
+        raise UserError(Fault("--host", f"cannot be served on: {said}", show(host), fix)) from None
+
+
 def free_port(host: str) -> int:
     """A port that nobody listens on now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
+    family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.bind(address)
         return int(probe.getsockname()[1])
 
 

@@ -76,6 +76,11 @@ class State:
             self.data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             self.data = {"stages": {}}
+        except ValueError:
+            self.data = {}
+        if not _whole(self.data):
+            fix = "Start over with --fresh, or restore the file."
+            raise UserError(Fault(str(path), "is damaged: it is not the record of a run", None, fix))
 
     def record(self, stage: str) -> dict[str, Any]:
         """What is known of a stage; empty when it never started."""
@@ -120,6 +125,14 @@ class State:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path)
+
+
+def _whole(data: Any) -> bool:
+    """Whether a record has the form that is written here."""
+    stages = data.get("stages") if isinstance(data, dict) else None
+    return isinstance(stages, dict) and all(
+        isinstance(record, dict) and "digest" in record for record in stages.values()
+    )
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:

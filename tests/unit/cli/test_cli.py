@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -270,6 +272,58 @@ def test_several_endpoints_need_a_choice(tmp_path, capsys):
 def test_a_slice_cannot_be_run_here(tmp_path, capsys):
     assert main(["run", "-f", str(write(tmp_path, specs.JOB)), "--state", str(tmp_path / "s")]) == 2
     assert 'must be cpu to run on this machine (got "v5p")' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ask", "q", "--answers", "/dev/null/a.json"], "--answers: cannot be written: "),
+        (["--host", "203.0.113.7"], "--host: cannot be served on: "),
+        (["--host", "no such host"], "--host: cannot be served on: "),
+    ],
+)
+def test_what_could_not_be_written_or_served_is_refused_before_training(tmp_path, capsys, options, said):
+    path = write(tmp_path, TINY, SERVED)
+    assert main(["run", "-f", str(path), "--state", str(tmp_path / "state"), *options]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "state").exists(), "nothing was begun"
+
+
+def test_a_port_that_is_taken_is_refused_before_training(tmp_path, capsys):
+    path = write(tmp_path, TINY, SERVED)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["run", "-f", str(path), "--state", str(tmp_path / "state"), "--port", str(port)]) == 2
+    assert f"--port: cannot be served on: Address already in use (got {port})" in capsys.readouterr().err
+    assert not (tmp_path / "state").exists(), "nothing was begun"
+
+
+@pytest.mark.parametrize("place", ["/dev/null/state", "/proc/state"])
+def test_a_state_folder_that_cannot_be_made_is_no_traceback(tmp_path, capsys, place):
+    assert main(["run", "-f", str(write(tmp_path, TINY)), "--state", place]) == 2
+    assert "--state: cannot be written: " in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_is_told_in_a_line(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tunewright_operator.cli.run._own_ignore", full)
+    assert main(["run", "-f", str(write(tmp_path, TINY)), "--state", str(tmp_path / "s")]) == 1
+    said = capsys.readouterr().err.strip()
+    assert said == "No space left on device. Free some space, or choose another place."
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"stages": []}', '{"stages": {"train": {}}}'])
+def test_a_damaged_record_of_a_run_is_named_and_fresh_starts_over(tmp_path, capsys, fakes, text):
+    path, state = write(tmp_path, TINY, SERVED), tmp_path / "state"
+    command = ["run", "-f", str(path), "--state", str(state), "--no-serve"]
+    record = state / "team" / "support-bot" / "job.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(text)
+    assert main(command) == 2
+    assert f"{record}: is damaged" in capsys.readouterr().err
+    assert main([*command, "--fresh"]) == 0
 
 
 def test_an_endpoint_whose_job_was_never_run_here(tmp_path, capsys):

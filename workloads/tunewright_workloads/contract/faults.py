@@ -7,7 +7,9 @@ traceback is only ever shown for a bug.
 from __future__ import annotations
 
 import difflib
+import errno
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -61,6 +63,28 @@ class UserError(ValueError):
     def as_json(self) -> list[dict[str, Any]]:
         """The faults as plain data, for `--output json` and for conditions."""
         return [asdict(fault) for fault in self.faults]
+
+
+_MACHINE = {
+    errno.ENOSPC: "Free some space, or choose another place.",
+    errno.EDQUOT: "Free some space, or choose another place.",
+    errno.EROFS: "Choose a place that can be written.",
+    errno.EACCES: "Change the owner or the mode, or choose another place.",
+    errno.EPERM: "Change the owner or the mode, or choose another place.",
+    errno.ENOTDIR: "Choose another place.",
+    errno.EISDIR: "Choose another place.",
+    errno.ENAMETOOLONG: "Choose a shorter one.",
+    errno.ELOOP: "Mend the symbolic link.",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n).",
+}
+
+
+def machine(error: OSError) -> str | None:
+    """What the operating system refused, as a line for a user; None where it looks like a bug of ours."""
+    if error.errno not in _MACHINE:
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or os.strerror(error.errno)}. {_MACHINE[error.errno]}"
 
 
 def show(value: object) -> str:
