@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -158,12 +159,18 @@ def parts() -> Iterator[Parts]:
 
 
 @pytest.fixture(scope="module")
-def archives(parts: Parts) -> list[Path]:
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart as it is when the images are built: an edit meanwhile is no part of the upgrade."""
+    return shutil.copytree(CHART, tmp_path_factory.mktemp("chart") / CHART.name)
+
+
+@pytest.fixture(scope="module")
+def archives(chart: Path, parts: Parts) -> list[Path]:
     """Our images, of our Dockerfiles, under the names that the chart gives them."""
     if external.named():
         pytest.skip(f"its images and its volume are the box's, and {external.VARIABLE} names another cluster")
     needs.check()
-    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    version = yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
     made = []
     for name, arguments in (("operator", {}), ("train", {"LOCK": "train"})):
         with parts.part(f"build Dockerfile.{name}"):
@@ -181,7 +188,7 @@ class Installed:
 
 
 @pytest.fixture(scope="module")
-def installed(archives: list[Path], request: pytest.FixtureRequest, parts: Parts) -> Installed:
+def installed(archives: list[Path], chart: Path, request: pytest.FixtureRequest, parts: Parts) -> Installed:
     """The operator, from the chart and its defaults; only the registry is said."""
     with parts.part("a node"):
         node: Cluster = request.getfixturevalue("node")
@@ -195,7 +202,7 @@ def installed(archives: list[Path], request: pytest.FixtureRequest, parts: Parts
     before = objects(node)
     with parts.part("helm install"):
         where = ["--namespace", SYSTEM, "--wait", "--timeout", "5m"]
-        node.helm("install", RELEASE, CHART, *where, "--set", "image.registry=localhost/")
+        node.helm("install", RELEASE, chart, *where, "--set", "image.registry=localhost/")
     return Installed(node, before)
 
 
@@ -290,7 +297,7 @@ def held(box: host.Box, folder: Path, step: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def disturbed(installed: Installed, parts: Parts) -> Done:
+def disturbed(installed: Installed, chart: Path, parts: Parts) -> Done:
     """The same job, suspended and resumed in the middle of training, and then robbed of its pod."""
     box = installed.box
     namespace, before = place(box)
@@ -326,7 +333,7 @@ def disturbed(installed: Installed, parts: Parts) -> Done:
         with parts.part("the operator upgraded, to the end"):
             done.kept = jobs_of(box, namespace)
             values = ["--reuse-values", "--set", "operator.logLevel=DEBUG"]
-            box.helm("upgrade", RELEASE, CHART, "--namespace", SYSTEM, "--wait", "--timeout", "5m", *values)
+            box.helm("upgrade", RELEASE, chart, "--namespace", SYSTEM, "--wait", "--timeout", "5m", *values)
             awaited(box, namespace, "finetunejob")
             done.kept = {name for name in done.kept if name in jobs_of(box, namespace)}
         done.jobs, done.pods = jobs.seen(NAME), of_job(box, namespace)
