@@ -230,11 +230,16 @@ def parse(
     document: documents.Document | None = None,
     loc: Loc = (),
     cluster: bool = False,
+    newer: bool = False,
 ) -> R:
     """A resource from plain data, as the API server returns it. Raises UserError with every fault.
 
     cluster: also ask the rules that hold only where pods run.
+    newer: the data may come from CRDs newer than these models, whose API server fills in defaults of
+    fields that nobody asked for: unknown fields are passed over, as any client of an API does.
     """
+    if newer:
+        data = _known(kind, data)
     first, errors = _validate(kind, data)
     faults = _type_faults(errors, kind, prefix, document, loc)
     broken = [path_of(error["loc"]) for error in errors]
@@ -260,6 +265,20 @@ def parse(
         raise UserError(faults)
     assert first is not None
     return first
+
+
+def _known(kind: type[R], data: Any) -> Any:
+    """The data without the fields that the models do not have."""
+    unknown = [e["loc"] for e in _validate(kind, data)[1] if e["type"] == "extra_forbidden"]
+    if not unknown:
+        return data
+    data = copy.deepcopy(data)
+    for *parents, last in unknown:
+        inner = data
+        for part in parents:
+            inner = inner[part]
+        inner.pop(last, None)
+    return data
 
 
 def _validate(kind: type[R], data: Any) -> tuple[R | None, list[Any]]:

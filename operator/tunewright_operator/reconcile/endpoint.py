@@ -58,7 +58,7 @@ def parse(known: Object, loop: Loop) -> Parsed:
         "spec": known["spec"],
     }
     try:
-        return Parsed(api.parse(api.ServeEndpoint, body))
+        return Parsed(api.parse(api.ServeEndpoint, body, newer=True))
     except UserError as error:
         return Parsed(None, error.text())
 
@@ -133,7 +133,7 @@ def _source(loop: Loop, known: Object) -> tuple[Source, api.FineTuneJob | None]:
             "metadata": {"name": key.name, "namespace": key.namespace},
             "spec": found["spec"],
         }
-        return source, api.parse(api.FineTuneJob, body)
+        return source, api.parse(api.FineTuneJob, body, newer=True)
     except (UserError, ValidationError):
         return source, None
 

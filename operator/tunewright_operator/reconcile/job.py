@@ -52,7 +52,7 @@ def plan(known: Object, loop: Loop) -> Planned:
         "spec": known["spec"],
     }
     try:
-        resource = api.parse(api.FineTuneJob, body)
+        resource = api.parse(api.FineTuneJob, body, newer=True)
     except UserError as error:
         try:
             spec = api.FineTuneJobSpec.model_validate(known["spec"])

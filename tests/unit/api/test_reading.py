@@ -209,3 +209,17 @@ def test_a_cluster_refuses_relative_paths_and_an_output_that_dies_with_the_pod()
     outputs = faults(job().tiny().set("output.uri", "file:///tmp/out").text())
     assert ["file:// in a cluster is lost with the pod" in fault for fault in outputs] == [True]
     assert len(api.load(job().tiny().set("output.uri", "file:///tmp/out").text(), base="/")) == 1
+
+
+def test_an_object_of_newer_crds_is_read_without_what_only_they_know() -> None:
+    body = json.loads(json.dumps(JOB))
+    body["spec"]["dataset"]["fromTheFuture"] = {"a": 1}
+    body["spec"]["alsoNew"] = True
+    with pytest.raises(UserError, match="fromTheFuture"):
+        api.parse(api.FineTuneJob, body)
+    assert api.parse(api.FineTuneJob, body, newer=True) == api.parse(
+        api.FineTuneJob, json.loads(json.dumps(JOB))
+    )
+    body["spec"]["dataset"]["maxLength"] = -1
+    with pytest.raises(UserError, match="maxLength"):
+        api.parse(api.FineTuneJob, body, newer=True)
