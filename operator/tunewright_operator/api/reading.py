@@ -239,7 +239,7 @@ def parse(
     fields that nobody asked for: unknown fields are passed over, as any client of an API does.
     """
     if newer:
-        data = _known(kind, data)
+        data = _familiar(kind, data)
     first, errors = _validate(kind, data)
     faults = _type_faults(errors, kind, prefix, document, loc)
     broken = [path_of(error["loc"]) for error in errors]
@@ -267,7 +267,7 @@ def parse(
     return first
 
 
-def _known(kind: type[R], data: Any) -> Any:
+def _familiar(kind: type[R], data: Any) -> Any:
     """The data without the fields that the models do not have."""
     unknown = [e["loc"] for e in _validate(kind, data)[1] if e["type"] == "extra_forbidden"]
     if not unknown:
