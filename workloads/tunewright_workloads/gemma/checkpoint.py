@@ -86,6 +86,8 @@ def _listed(directory: Path) -> dict[str, str]:
         index = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(Fault(str(path), f"is not an index of safetensors files: {error!r}")) from None
+    if not isinstance(index, dict):
+        raise UserError(Fault(f"{path}: weight_map", "must be an object", show(index)))
     wrong = [
         Fault(f"{path}: weight_map", "must map tensor names to file names beside it", show({name: file}))
         for name, file in index.items()

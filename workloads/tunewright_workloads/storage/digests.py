@@ -12,8 +12,11 @@ from pathlib import Path
 
 import google_crc32c
 
+from tunewright_workloads.contract.faults import Fault, UserError
+
 _BUFFER = 8 << 20
 _SAMPLE = 4096
+_AGAIN = "Download the checkpoint again."
 
 
 def sha256(path: Path) -> str:
@@ -45,12 +48,17 @@ def weights(directory: Path) -> list[Path]:
     """The safetensors files that make up a Hugging Face checkpoint, sorted by name.
 
     Those that the index names where there is one, else `model.safetensors`, else every
-    `*.safetensors` that is no adapter. Empty when there are none.
+    `*.safetensors` that is no adapter. Empty when there are none. Raises UserError for an index that
+    is none.
     """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        return sorted({directory / name for name in names})
+        try:
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            return sorted({directory / name for name in names})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            rule = "is no index: a JSON object with weight_map, tensor names to file names, is needed"
+            raise UserError(Fault(str(index), rule, None, _AGAIN)) from None
     single = directory / "model.safetensors"
     if single.is_file():
         return [single]
@@ -91,17 +99,34 @@ class Fingerprint:
 def fingerprint(directory: Path) -> str:
     """The `Fingerprint` of a local checkpoint; reads about 4 MB of a 31B one.
 
-    Train writes it into its checkpoints' state as `base_digest`; merge refuses another base.
+    Train writes it into its checkpoints' state as `base_digest`; merge refuses another base. Raises
+    UserError with every file that is missing or no safetensors file.
     """
     state = Fingerprint()
+    faults = []
     for path in weights(directory):
-        with path.open("rb", buffering=0) as file:
-            number = file.fileno()
-            (length,) = struct.unpack("<Q", os.pread(number, 8, 0))
-            header = os.pread(number, length, 8)
-
-            def read(_: str, places: Places, number: int = number) -> Iterable[bytes]:
-                return (os.pread(number, count, at) for at, count in places)
-
-            state.add(path.name, os.fstat(number).st_size, header, read)
+        try:
+            with path.open("rb", buffering=0) as file:
+                _add(state, path.name, file.fileno())
+        except FileNotFoundError:
+            faults.append(Fault(str(path), "is named by the index and missing", None, _AGAIN))
+        except OSError as error:
+            faults.append(Fault(str(path), f"cannot be read: {error.strerror or error}"))
+        except (ValueError, KeyError, TypeError, AttributeError, struct.error):
+            rule = "is no safetensors file, or is damaged or cut off"
+            faults.append(Fault(str(path), rule, None, _AGAIN))
+    if faults:
+        raise UserError(faults)
     return state.text()
+
+
+def _add(state: Fingerprint, name: str, number: int) -> None:
+    size = os.fstat(number).st_size
+    (length,) = struct.unpack("<Q", os.pread(number, 8, 0))
+    if length > size - 8:
+        raise ValueError("the header is longer than the file")
+
+    def read(_: str, places: Places) -> Iterable[bytes]:
+        return (os.pread(number, count, at) for at, count in places)
+
+    state.add(name, size, os.pread(number, length, 8), read)
