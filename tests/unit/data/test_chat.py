@@ -231,6 +231,17 @@ def test_a_row_that_the_template_refuses_is_a_fault_with_its_place() -> None:
     assert "roles must alternate" in found.rule
 
 
+@pytest.mark.parametrize("template", [None, "{{ nope("])
+def test_a_template_that_is_none_is_the_checkpoints_fault_and_told_once(template: str | None) -> None:
+    from tunewright_workloads.contract.faults import UserError
+
+    broken = dataclasses.replace(words(), template=template)
+    made = [rows.read(files.Record("t.jsonl", i, chat()), "auto", "assistant") for i in (1, 2, 3)]
+    with pytest.raises(UserError, match="chat template") as error:
+        list(Encoder(broken).encode([row for row in made if isinstance(row, rows.Row)]))
+    assert [fault.place for fault in error.value.faults] == [str(broken.directory)]
+
+
 def test_a_template_cannot_reach_outside_its_sandbox() -> None:
     from tunewright_workloads.contract.faults import UserError
 

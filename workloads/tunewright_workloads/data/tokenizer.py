@@ -136,8 +136,9 @@ class Tokenizer:
             "add_generation_prompt": add_generation_prompt,
             **options,
         }
+        template = self._compiled  # a template that is no template is the checkpoint's fault, not a row's
         try:
-            return self._compiled.render(values)
+            return template.render(values)
         except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
             raise UserError(
                 Fault("messages", f"the chat template cannot render them: {_first_line(error)}")
