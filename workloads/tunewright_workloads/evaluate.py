@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tunewright_workloads import storage
 from tunewright_workloads.contract import configs, exits
-from tunewright_workloads.contract.faults import Fault, UserError
+from tunewright_workloads.contract.faults import Fault, UserError, machine
 from tunewright_workloads.contract.progress import Progress, ProgressFile
 from tunewright_workloads.data import dataset, tokenizer
 from tunewright_workloads.data.batches import Batches
@@ -35,6 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error.text(), file=sys.stderr, flush=True)
         ProgressFile(progress).write(Progress(stage="evaluate", message=error.text()[:1000]))
         return exits.BAD_INPUT
+    except OSError as error:
+        told = str(error) if isinstance(error, storage.StorageError) else machine(error)
+        if told is None:
+            raise
+        print(told, file=sys.stderr, flush=True)
+        return exits.RETRY
     return exits.DONE
 
 

@@ -83,7 +83,8 @@ def machine(error: OSError) -> str | None:
     """What the operating system refused, as a line for a user; None where it looks like a bug of ours."""
     if error.errno not in _MACHINE:
         return None
-    where = f"{error.filename}: " if error.filename else ""
+    name = error.filename2 or error.filename  # of two, what was to be written
+    where = f"{name}: " if name else ""
     return f"{where}{error.strerror or os.strerror(error.errno)}. {_MACHINE[error.errno]}"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tunewright_workloads import storage
 from tunewright_workloads.contract import exits
 from tunewright_workloads.contract.configs import ServeConfig, load
-from tunewright_workloads.contract.faults import UserError
+from tunewright_workloads.contract.faults import UserError, machine
 from tunewright_workloads.serve.verify import verify
 from tunewright_workloads.serve.vllm import VllmError
 from tunewright_workloads.storage.faults import StorageError
@@ -34,6 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
         return exits.BAD_INPUT
     except (StorageError, VllmError) as error:
         print(error, file=sys.stderr)
+        return exits.RETRY
+    except OSError as error:
+        told = machine(error)
+        if told is None:
+            raise
+        print(told, file=sys.stderr)
         return exits.RETRY
     return exits.DONE
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 from tunewright_workloads.contract import configs, exits
-from tunewright_workloads.contract.faults import UserError
+from tunewright_workloads.contract.faults import UserError, machine
 from tunewright_workloads.contract.progress import Progress, ProgressFile
 from tunewright_workloads.data import report as reports
+from tunewright_workloads.storage.faults import StorageError
 from tunewright_workloads.train import hosts, prepare
 from tunewright_workloads.train import output as outputs
 from tunewright_workloads.train.metrics import say
@@ -38,6 +39,12 @@ def main(argv: Sequence[str] | None = None, program: Literal["jax", "torch"] = "
         print(error.text(), file=sys.stderr, flush=True)
         ProgressFile(progress).write(Progress(stage="train", message=error.text()[:1000]))
         return exits.BAD_INPUT
+    except OSError as error:
+        told = str(error) if isinstance(error, StorageError) else machine(error)
+        if told is None:
+            raise
+        print(told, file=sys.stderr, flush=True)
+        return exits.RETRY
     except KeyboardInterrupt:
         return exits.TERMINATED
 
