@@ -120,6 +120,10 @@ def test_the_command_ends_apart_when_it_refuses(folders):
     assert result.exit_code == REFUSED
     assert "REFUSE: adapter rank: 64 against 8" in result.output
 
+    result = CliRunner().invoke(command, [*map(str, folders), "--plots", "/dev/null/pictures"])
+    assert isinstance(result.exception, UserError)
+    assert "--plots: cannot be written" in str(result.exception)
+
 
 def test_other_prices_change_the_dollars(folders, tmp_path):
     prices = tmp_path / "prices.json"

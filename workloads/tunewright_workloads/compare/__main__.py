@@ -148,7 +148,11 @@ def command(
     if plots:
         from tunewright_workloads.compare import plot
 
-        plots.mkdir(parents=True, exist_ok=True)
+        try:
+            plots.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            rule = f"cannot be written: {error.strerror}"
+            raise UserError(Fault("--plots", rule, show(str(plots)), "Choose another place.")) from None
         plot.loss(plots / "loss.png", run_a, run_b, result.names)
         if bench_a and bench_b:
             plot.cost(plots / "cost.png", run_a, run_b, bench_a, bench_b, result.names)
