@@ -72,7 +72,8 @@ JOBS = (
     # -- dataset
     Bad("a file that is relative, in a cluster", "spec: {dataset: {train: ['file://./train.jsonl']}}", "spec.dataset.train[0]", "needs an absolute path"),
     Bad("a bucket with capitals", "spec: {dataset: {train: ['gs://Acme/train.jsonl']}}", "spec.dataset.train[0]", "needs a bucket"),
-    Bad("a path that climbs", "spec: {dataset: {train: ['gs://acme/../other/train.jsonl']}}", "spec.dataset.train[0]", "must not hold spaces, control characters"),
+    Bad("a path that climbs", "spec: {dataset: {train: ['gs://acme/../other/train.jsonl']}}", "spec.dataset.train[0]", "control characters, or '.' and '..'"),
+    Bad("a space in a bucket's path", "spec: {dataset: {train: ['gs://acme/a b.jsonl']}}", "spec.dataset.train[0]", "must not hold spaces (but in file://)"),
     Bad("a claim without a path", "spec: {dataset: {train: ['pvc://claim']}}", "spec.dataset.train[0]", "needs a PersistentVolumeClaim and a path below it"),
     Bad("a sample with a path", "spec: {dataset: {train: ['sample://faq/rows']}}", "spec.dataset.train[0]", "needs the name of a shipped sample"),
     Bad("a string in place of a list of files", "spec: {dataset: {train: 'gs://acme/train.jsonl'}}", "spec.dataset.train", "must be a list", 'spec.dataset.train in body must be of type array: "string"'),

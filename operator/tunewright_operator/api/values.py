@@ -153,9 +153,14 @@ def _uri_rules(schemes: tuple[str, ...], what: str, *, writable: bool) -> tuple[
     kind = "write" if writable else "read"
     characters = Rule(
         f"{kind}-characters",
-        "must not hold spaces, control characters, or '.' and '..' as a part of the path",
-        lambda v: not dots.search(v) and not re.search(r"[\x00-\x20\x7f]", v),
-        r"!self.matches(r'/\.{1,2}(/|$)') && !self.matches(r'[\x00-\x20\x7f]')",
+        "must not hold spaces (but in file://), control characters, or '.' and '..' as a part of the path",
+        lambda v: (
+            not dots.search(v)
+            and not re.search(r"[\x00-\x1f\x7f]", v)
+            and (" " not in v or v.startswith("file://"))
+        ),
+        r"!self.matches(r'/\.{1,2}(/|$)') && !self.matches(r'[\x00-\x1f\x7f]') && "
+        "(self.startsWith('file://') || !self.contains(' '))",
     )
     rules = (
         Rule(

@@ -198,6 +198,13 @@ def test_relative_paths_are_taken_from_the_base(tmp_path: Path) -> None:
     assert read.spec.output.uri == f"file://{base}/out"
 
 
+def test_a_folder_of_this_machine_may_have_spaces_in_its_name(tmp_path: Path) -> None:
+    base = tmp_path / "my dätä"
+    (read,) = api.load(local(), base=base)
+    assert read.spec.dataset.train[0] == f"file://{base}/data/a.jsonl"
+    assert read.spec.output.uri == f"file://{base}/out"
+
+
 def test_a_cluster_refuses_relative_paths_and_an_output_that_dies_with_the_pod() -> None:
     assert [fault.split(": ")[2] for fault in faults(local())] == [
         "spec.model.source",
