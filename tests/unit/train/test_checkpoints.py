@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tunewright_workloads.contract.faults import UserError
 from tunewright_workloads.train.checkpoints import Checkpoints
 
 
@@ -59,3 +60,26 @@ def test_a_directory_without_checkpoints_has_none(tmp_path: Path) -> None:
     made = Checkpoints(str(tmp_path / "c"), 3)
     assert made.latest() is None and made.best() is None
     made.close()
+
+
+@pytest.mark.parametrize("item", ["adapter", "optimizer", "state"])
+@pytest.mark.parametrize("content", [b"", b"\x94\x00rubbish"])
+def test_a_damaged_checkpoint_is_named_with_the_step_before(
+    tmp_path: Path, item: str, content: bytes
+) -> None:
+    made = Checkpoints(str(tmp_path / "c"), 3)
+    for step in (1, 2):
+        made.save(step, tree(step), {"count": jnp.asarray(step)}, {"step": step})
+    made.wait()
+    made.close()
+    for path in (tmp_path / "c/2" / item).rglob("*"):
+        if path.is_file():
+            path.write_bytes(content)
+    again = Checkpoints(str(tmp_path / "c"), 3)
+    with pytest.raises(UserError) as error:
+        again.state(2)
+        again.restore(2, tree(0), {"count": jnp.asarray(0)})
+    assert f"{tmp_path}/c/2: cannot be read: " in str(error.value)
+    assert "goes on from step 1" in str(error.value)
+    assert again.state(1) == {"step": 1}
+    again.close()

@@ -8,11 +8,14 @@ start removes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+
+from tunewright_workloads.contract.faults import Fault, UserError
 
 Tree = dict[str, Any]
 
@@ -40,6 +43,7 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         )
+        self._place = path
         self._manager = ocp.CheckpointManager(
             path, options=options, item_names=("adapter", "optimizer", "state")
         )
@@ -49,24 +53,46 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def state(self, step: int) -> dict[str, Any]:
-        """The record that was saved with a step."""
-        restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.JsonRestore()))
-        return dict(restored["state"])
+        """The record that was saved with a step. Raises UserError when it is damaged."""
+        with self._readable(step):
+            restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.JsonRestore()))
+            return dict(restored["state"])
 
     def restore(self, step: int, adapter: Tree, optimizer: Any) -> tuple[Tree, Any]:
-        """Adapter and optimizer as they were, bit for bit, laid out as the given ones are."""
+        """Adapter and optimizer as they were, bit for bit, laid out as the given ones are.
+
+        Raises UserError when they are damaged.
+        """
 
         def shape(x: jax.Array) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                adapter=ocp.args.StandardRestore(jax.tree.map(shape, adapter)),
-                optimizer=ocp.args.StandardRestore(jax.tree.map(shape, optimizer)),
-            ),
-        )
-        return restored["adapter"], restored["optimizer"]
+        with self._readable(step):
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    adapter=ocp.args.StandardRestore(jax.tree.map(shape, adapter)),
+                    optimizer=ocp.args.StandardRestore(jax.tree.map(shape, optimizer)),
+                ),
+            )
+            return restored["adapter"], restored["optimizer"]
+
+    @contextmanager
+    def _readable(self, step: int) -> Iterator[None]:
+        """A checkpoint of a file system that cannot be read is a fault with the way out.
+
+        One in a bucket may be readable in a moment: its errors stay what they are, and are tried again.
+        """
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+            if isinstance(error, UserError) or "://" in self._place:
+                raise
+            before = max((s for s in self._manager.all_steps() if s < step), default=None)
+            then = "starts anew" if before is None else f"goes on from step {before}"
+            said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            fix = f"Move this folder elsewhere, and the run {then}."
+            raise UserError(Fault(f"{self._place}/{step}", f"cannot be read: {said}", None, fix)) from error
 
     def save(
         self, step: int, adapter: Tree, optimizer: Any, state: Mapping[str, Any], loss: float | None = None
