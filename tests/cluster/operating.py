@@ -221,7 +221,13 @@ class Space:
             ]
             return bool(seen)
 
-        self.cluster.wait_for(there, f"a pod of stage {stage}", timeout=60)
+        try:
+            self.cluster.wait_for(there, f"a pod of stage {stage}", timeout=60)
+        except TimeoutError as error:
+            jobs = self.cluster.items(f"/apis/batch/v1/namespaces/{self.namespace}/jobs")
+            states = [(j["metadata"]["name"], j["spec"].get("suspend"), j.get("status")) for j in jobs]
+            pods = [(p["metadata"]["name"], p["status"].get("phase")) for p in self.pods(stage)]
+            raise TimeoutError(f"{error}\n--- jobs {states}\n--- pods {pods}") from None
         return seen[0]
 
     def progress(self, name: str = "bot", **record: Any) -> None:

@@ -183,7 +183,7 @@ def _uri_rules(schemes: tuple[str, ...], what: str, *, writable: bool) -> tuple[
             "needs an absolute path",
             file,
             file_cel,
-            fix="Write file:///absolute/path; only `tunewright run` takes file://./relative",
+            fix="Write file:///absolute/path; only `tunewright run` and `plan --local` take file://./relative",
         ),
     )
     if writable:
@@ -205,9 +205,7 @@ def _scheme_hint(value: str) -> str | None:
         return f"Did you mean {near}://?" if near and near != scheme else None
     if value.startswith(("/", ".", "~")) or "/" in value or value.endswith((".jsonl", ".json", ".parquet")):
         path = value if value.startswith("/") else "./" + value.removeprefix("./")
-        return (
-            f"A file of this machine is file://{path}, for `tunewright run`; a cluster needs gs:// or pvc://"
-        )
+        return f"A file of this machine is file://{path}, for `tunewright run` and `plan --local`; a cluster needs gs:// or pvc://"
     return None
 
 

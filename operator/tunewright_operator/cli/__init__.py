@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import click
 
+from tunewright_workloads import __version__
 from tunewright_workloads.contract import exits
 from tunewright_workloads.contract.faults import UserError, machine
 
@@ -61,6 +62,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tunewright", message="%(prog)s %(version)s")
 def cli() -> None:
     """Fine-tune, merge and serve Gemma 4: on this machine, or as objects of a cluster.
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tunewright_workloads import __version__
 from tunewright_workloads.contract.faults import Fault, UserError, show
 
-VERSION = "0.1.0"
+VERSION = __version__
 
 SERVE_IMAGES = {kind: f"tunewright/serve-{kind}:{VERSION}" for kind in ("cpu", "tpu", "gpu")}
 
