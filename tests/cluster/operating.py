@@ -227,7 +227,11 @@ class Space:
             jobs = self.cluster.items(f"/apis/batch/v1/namespaces/{self.namespace}/jobs")
             states = [(j["metadata"]["name"], j["spec"].get("suspend"), j.get("status")) for j in jobs]
             pods = [(p["metadata"]["name"], p["status"].get("phase")) for p in self.pods(stage)]
-            raise TimeoutError(f"{error}\n--- jobs {states}\n--- pods {pods}") from None
+            found = self.cluster.items(f"{GROUP}/namespaces/{self.namespace}/finetunejobs")
+            theirs = [(j["metadata"]["name"], j["spec"], j.get("status")) for j in found]
+            raise TimeoutError(
+                f"{error}\n--- FineTuneJobs {theirs}\n--- jobs {states}\n--- pods {pods}"
+            ) from None
         return seen[0]
 
     def progress(self, name: str = "bot", **record: Any) -> None:
