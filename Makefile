@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-vllm install-gpu install-tpu demo test test-fast test-cluster e2e lint format crds lock clean
+.PHONY: help install install-test install-vllm install-gpu install-tpu demo test test-fast test-cluster test-chaos e2e lint format crds lock clean
 
 PYTHON ?= python3
 UV := .uv/bin/uv
@@ -45,6 +45,9 @@ test: install install-test  ## All tests (vLLM's too, where it can be installed)
 
 test-cluster: install-test  ## Tests against a real API server, built from Go modules on first use
 	.venv-test/bin/python -m pytest tests/cluster $(PYTEST_ARGS)
+
+test-chaos: install-test  ## The operator killed, and raced with real JobSet and Kueue: minutes
+	.venv-test/bin/python -m pytest -m chaos tests/cluster $(PYTEST_ARGS)
 
 e2e: install-test  ## The quickstart with kubectl on a real node on this machine (root, Linux)
 	.venv-test/bin/python -m tests.e2e.box install

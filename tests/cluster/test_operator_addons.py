@@ -14,6 +14,8 @@ from .control import ControlPlane
 from .nodes import Pool
 from .operating import Operator, Space, install, ready
 
+pytestmark = pytest.mark.chaos
+
 PLACE = {
     "tolerations": [{"key": "google.com/tpu", "operator": "Exists"}],
     "nodeSelector": {simulate.LABEL: "true"},

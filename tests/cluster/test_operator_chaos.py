@@ -19,6 +19,8 @@ from .api import Cluster, Object
 from .control import ControlPlane
 from .operating import CHILDREN, Operator, Space, operator, ready, space  # noqa: F401
 
+pytestmark = pytest.mark.chaos
+
 KILLS = int(os.environ.get("TUNEWRIGHT_CHAOS", "8"))
 JOBS = 20 if KILLS > 20 else 6
 

@@ -132,6 +132,7 @@ def test_end(
     assert [p for p in space.pods("train") if p["status"]["phase"] not in ("Failed",)] == []
 
 
+@pytest.mark.chaos  # once in a few runs the Job controller sends no second pod within the minute
 def test_retries_are_counted_across_pods_and_end_the_job(space: Space, cluster: Cluster) -> None:
     space.job(limits={"retries": 1})
     first = space.pod("train")
