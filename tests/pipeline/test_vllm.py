@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -140,8 +141,9 @@ each_takes_a_start_of_vllm = pytest.mark.skipif(
     ("wrong", "says"),
     [
         pytest.param(_unmerged, "log-probabilit", id="adapter not merged"),
-        # The small engine does not start on this one; vLLM does, and is healthy.
-        pytest.param(_removed, "log-probabilit", id="tensor removed"),
+        # The small engine does not start on this one; vLLM does, and is healthy. What memory it uses in the
+        # tensor's place is chance: its numbers are wrong, or are none and its own answer fails.
+        pytest.param(_removed, "log-probabilit|not JSON compliant", id="tensor removed"),
         pytest.param(_doubled, "log-probabilit", id="alpha doubled", marks=each_takes_a_start_of_vllm),
         pytest.param(_zeroed, "log-probabilit", id="layer zeroed", marks=each_takes_a_start_of_vllm),
         pytest.param(
@@ -163,6 +165,7 @@ def test_the_gate_stops_a_wrong_model_that_vllm_calls_healthy(
         server.ready(600)
         arguments = ["--url", server.url, "--model-dir", str(directory), "--dtype", "float32"]
         assert gate.main(arguments) == exits.BAD_INPUT
-        assert says in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert "prompt " in told and re.search(says, told), told
     finally:
         server.stop(120)
