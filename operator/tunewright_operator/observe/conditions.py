@@ -51,3 +51,25 @@ def true(status: dict[str, Any], kind: str) -> bool:
     """Whether the condition holds."""
     found = find(status, kind)
     return found is not None and found.get("status") == "True"
+
+
+def quiet(status: dict[str, Any], *fields: str) -> dict[str, Any]:
+    """The status without `fields` and without the messages of its conditions."""
+    shown = {k: v for k, v in status.items() if k not in fields}
+    shown["conditions"] = [
+        {k: v for k, v in c.items() if k != "message"} for c in status.get("conditions") or []
+    ]
+    return shown
+
+
+def blocked(
+    status: dict[str, Any], meta: dict[str, Any], reason: str, message: str, now: datetime
+) -> dict[str, Any]:
+    """The status of a resource whose children cannot be made until somebody acts."""
+    said = [
+        Condition("Ready", "False", reason, message),
+        Condition("Reconciling", "False", reason, message),
+        Condition("Stalled", "True", reason, message),
+    ]
+    merged = merge(status.get("conditions") or [], said, meta.get("generation", 0), now)
+    return dict(status, phase="Pending", message=message[:4096], conditions=merged)

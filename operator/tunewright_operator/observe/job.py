@@ -438,24 +438,12 @@ def _word(old: Object, kind: str) -> str:
 
 def quiet(status: Object) -> Object:
     """The status without what changes by itself as time passes: is it worth a write of its own?"""
-    shown = {k: v for k, v in status.items() if k not in ("progress", "cost", "checkpoint", "message")}
-    shown["conditions"] = [
-        {k: v for k, v in c.items() if k != "message"} for c in status.get("conditions") or []
-    ]
-    return shown
+    return conditions.quiet(status, "progress", "cost", "checkpoint", "message")
 
 
 def blocked(verdict: Verdict, meta: Object, reason: str, message: str, now: datetime) -> Verdict:
     """The verdict on a job whose children cannot be made until somebody acts."""
-    status = dict(verdict.status, phase="Pending", message=message[:4096])
-    said = [
-        Condition("Ready", "False", reason, message),
-        Condition("Reconciling", "False", reason, message),
-        Condition("Stalled", "True", reason, message),
-    ]
-    status["conditions"] = conditions.merge(
-        status.get("conditions") or [], said, meta.get("generation", 0), now
-    )
+    status = conditions.blocked(verdict.status, meta, reason, message, now)
     return Verdict(status, None, (), 30.0)
 
 
