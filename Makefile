@@ -38,7 +38,7 @@ install-tpu: .venv-tpu/.lock  ## JAX with the TPU's compiler, to compile steps f
 demo: install  ## Fine-tune the tiny Gemma 4, merge, serve, and ask it a question before and after
 	@.venv/bin/python tools/demo.py
 
-test: install install-test  ## All tests (vLLM's too, where it can be installed)
+test: install install-test  ## The tests (vLLM's too, where it can be installed); chaos and e2e apart
 	@tools/try install-vllm vLLM
 	@tools/try install-tpu "The TPU's compiler"
 	.venv-test/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
