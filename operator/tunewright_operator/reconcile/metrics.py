@@ -1,4 +1,8 @@
-"""Prometheus metrics. What can be read from the cache is read when somebody scrapes."""
+"""Prometheus metrics. What can be read from the cache is read when somebody scrapes.
+
+A resource's namespace is the label `resource_namespace`: `namespace`, `job`, `pod` and `instance` are set by
+whoever scrapes, for the operator's own pod, and would push a label of ours aside as `exported_namespace`.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +74,7 @@ class _Snapshot(Collector):
             ("tunewright_jobs", "FineTuneJobs by phase.", FINETUNEJOB),
             ("tunewright_endpoints", "ServeEndpoints by phase.", ENDPOINT),
         ):
-            family = GaugeMetricFamily(name, what, labels=["namespace", "phase"])
+            family = GaugeMetricFamily(name, what, labels=["resource_namespace", "phase"])
             tally = Tally(
                 (o["metadata"].get("namespace", ""), o["status"].get("phase", "Pending"))
                 for o in self.cache.all(resource)
@@ -85,14 +89,16 @@ class _Snapshot(Collector):
             kind = job["spec"].get("accelerator", {}).get("type", "")
             chips[space, kind] += Ledger.load(job["status"].get("ledger")).chips
             dollars[space] = dollars.get(space, 0.0) + job["status"].get("cost", {}).get("spentUSD", 0.0)
-        held = GaugeMetricFamily("tunewright_chips", "Chips that jobs hold.", labels=["namespace", "type"])
+        held = GaugeMetricFamily(
+            "tunewright_chips", "Chips that jobs hold.", labels=["resource_namespace", "type"]
+        )
         for labels, number in sorted(chips.items()):
             held.add_metric(labels, number)
         yield held
         spent = GaugeMetricFamily(
             "tunewright_spent_usd",
             "US dollars that the existing jobs have cost so far.",
-            labels=["namespace"],
+            labels=["resource_namespace"],
         )
         for space, amount in sorted(dollars.items()):
             spent.add_metric([space], amount)

@@ -33,6 +33,7 @@ class Prometheus:
 
     padded: positions of a batch; flops: model FLOP of a useful token; peak: FLOP/s of all chips, 0
     where it is not known; memory: bytes in use on the fullest device, or None where it is not known.
+    The label is `finetunejob`: `job` belongs to whoever scrapes.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Prometheus:
     def set(self, name: str, text: str, value: float) -> None:
         if name not in self._gauges:
             self._gauges[name] = prometheus.Gauge(
-                f"tunewright_train_{name}", text, ["job"], registry=self.registry
+                f"tunewright_train_{name}", text, ["finetunejob"], registry=self.registry
             )
         self._gauges[name].labels(self._job).set(value)
 
