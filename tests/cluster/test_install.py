@@ -243,3 +243,32 @@ def test_pod_monitoring_is_rendered_where_it_is_asked_for() -> None:
     (found,) = of(render("podMonitoring.create=true"), "PodMonitoring")
     assert found["spec"]["endpoints"] == [{"port": "metrics", "interval": "30s"}]
     assert not of(render(), "PodMonitoring")
+
+
+def test_monitoring_is_made_only_when_asked_for() -> None:
+    kinds = {"PodMonitoring", "PodMonitor", "PrometheusRule", "Rules"}
+    assert not {one["kind"] for one in render()} & kinds
+    found = render(
+        "podMonitoring.create=true", "podMonitor.create=true", "podMonitor.labels.release=prom",
+        "alerts.create=true", "dashboard.create=true",
+    )  # fmt: skip
+    assert {one["kind"] for one in found} & kinds == {"PodMonitoring", "PodMonitor", "PrometheusRule"}
+    (monitor,), (rules,) = of(found, "PodMonitor"), of(found, "PrometheusRule")
+    (deployment,) = of(found, "Deployment")
+    pod = deployment["spec"]["template"]
+    assert monitor["metadata"]["labels"]["release"] == "prom"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
+    written = yaml.safe_load((CHART / "files/alerts.yaml").read_text())
+    assert rules["spec"] == written  # the templates of Prometheus inside came through Helm's untouched
+    (board,) = [one for one in of(found, "ConfigMap") if "tunewright.json" in one["data"]]
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(board["data"]["tunewright.json"])["uid"] == "tunewright"
+
+
+def test_managed_prometheus_gets_the_same_rules_as_its_own_kind() -> None:
+    found = render("alerts.create=true", "alerts.kind=Rules")
+    (rules,) = of(found, "Rules")
+    assert rules["apiVersion"] == "monitoring.googleapis.com/v1"
+    assert rules["spec"] == yaml.safe_load((CHART / "files/alerts.yaml").read_text())
