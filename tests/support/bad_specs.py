@@ -82,6 +82,7 @@ JOBS = (
     Bad("an unknown format", "spec: {dataset: {format: jsonl}}", "spec.dataset.format", "must be one of auto, messages, prompt-completion, text", 'Unsupported value: "jsonl"'),
     Bad("rows longer than any model", "spec: {dataset: {maxLength: 300000}}", "spec.dataset.maxLength", "must be at most 262144", "spec.dataset.maxLength in body should be less than or equal to 262144"),
     Bad("rows longer than the model's context", "spec: {model: {name: gemma-4-tiny}, dataset: {maxLength: 4096}}", "spec.dataset.maxLength", "must not be above what the model can see"),
+    Bad("rows that no block divides on TPUs", "spec: {dataset: {maxLength: 3000}}", "spec.dataset.maxLength", "must be a multiple of 128 on TPUs"),
     Bad("packing in words", "spec: {dataset: {packing: 'true'}}", "spec.dataset.packing", "must be true or false", "spec.dataset.packing in body must be of type boolean"),
     # -- adapter
     Bad("a rank of zero", "spec: {adapter: {rank: 0}}", "spec.adapter.rank", "must be at least 1", "spec.adapter.rank in body should be greater than or equal to 1"),
@@ -90,7 +91,8 @@ JOBS = (
     Bad("a dropout of one", "spec: {adapter: {dropout: 1}}", "spec.adapter.dropout", "must be less than 1", "spec.adapter.dropout in body should be less than 1"),
     Bad("no targets", "spec: {adapter: {targets: []}}", "spec.adapter.targets", "must have at least 1 item", "spec.adapter.targets in body should have at least 1 items"),
     Bad("a target that Gemma has not", "spec: {adapter: {targets: [qkv_proj]}}", "spec.adapter.targets[0]", "must be one of q_proj", 'Unsupported value: "qkv_proj"'),
-    Bad("a base in four bits", "spec: {adapter: {quantizeBase: nf4}}", "spec.adapter.quantizeBase", "int8 and nf4 cannot be trained yet"),
+    Bad("a base in two bits", "spec: {adapter: {quantizeBase: nf2}}", "spec.adapter.quantizeBase", "must be one of none, int8, nf4", 'Unsupported value: "nf2"'),
+    Bad("a base in four bits on GPUs", "spec: {output: {uri: 'pvc://claim/bot'}, adapter: {quantizeBase: nf4}, accelerator: {type: h100, topology: null}}", "spec.adapter.quantizeBase", "must be none on GPUs"),
     Bad("k_proj without v_proj", "spec: {adapter: {targets: [q_proj, k_proj]}}", "spec.adapter.targets", "k_proj and v_proj go together"),
     Bad("a target twice", "spec: {adapter: {targets: [q_proj, q_proj]}}", "spec.adapter.targets", "must not name a projection twice", "Duplicate value"),
     # -- training

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tunewright_workloads import storage
-from tunewright_workloads.contract import configs, exits
+from tunewright_workloads.contract import configs, exits, meshes
 from tunewright_workloads.contract.faults import Fault, UserError, machine
 from tunewright_workloads.contract.progress import Progress, ProgressFile
 from tunewright_workloads.data import dataset, tokenizer
@@ -50,6 +50,8 @@ def evaluate(config: configs.EvaluateConfig) -> float:
         raise UserError(
             Fault("dataset.validation", "is required to evaluate", None, "Name rows that are not trained on.")
         )
+    if faults := meshes.rows(config.mesh.accelerator, config.dataset.max_length):
+        raise UserError(faults)
     work = Path(config.work)
     directory = storage.localize(config.model, work, place="model")
     arch, words = architecture.read(directory), tokenizer.load(directory)

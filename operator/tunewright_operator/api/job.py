@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 from typing import ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from tunewright_operator.api.base import Record, Resource, Section, choices, section
+from tunewright_operator.api.base import Record, Resource, Section, section
 from tunewright_operator.api.conditions import Condition
-from tunewright_operator.api.hardware import GPUS, TrainAccelerator
+from tunewright_operator.api.hardware import GPUS, TPUS, TrainAccelerator
 from tunewright_operator.api.metadata import GROUP_VERSION, Metadata, name_rules
 from tunewright_operator.api.pods import PodTemplate, TokenRef
 from tunewright_operator.api.rules import Rule, Transition, listed, mapped
 from tunewright_operator.api.transitions import immutable, raised
 from tunewright_operator.api.values import Duration, Int, Name, ReadUri, Revision, WriteUri, seconds
 from tunewright_workloads.contract import meshes
-from tunewright_workloads.contract.configs import TARGETS, TRAINABLE_BASES, AdapterConfig, Target
+from tunewright_workloads.contract.configs import LANES, TARGETS, Target
 from tunewright_workloads.contract.models import CUSTOM, MODELS, ModelSpec
 
 ModelName = Literal["gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-e4b", "gemma-4-e2b", "gemma-4-tiny", "custom"]
@@ -147,20 +146,6 @@ class Dataset(Section):
     )
 
 
-def _trainable_bases() -> Iterator[Rule]:
-    words = choices(AdapterConfig.model_fields["quantize_base"])
-    refused = [word for word in words if word not in TRAINABLE_BASES]
-    if refused:
-        yield Rule(
-            "quantize-base",
-            f"{' and '.join(refused)} cannot be trained yet: the pinned Tunix and Qwix fail on a quantized base",
-            lambda a: a.quantize_base not in refused,
-            f"!(self.quantizeBase in {listed(refused)})",
-            fields=("quantizeBase",),
-            fix=f"Set quantizeBase: {TRAINABLE_BASES[0]}",
-        )
-
-
 class Adapter(Section):
     """LoRA: W + alpha/rank * B A on the targets."""
 
@@ -181,7 +166,8 @@ class Adapter(Section):
     )
     quantize_base: Literal["none", "int8", "nf4"] = Field(
         "none",
-        description="Keep the frozen base in 8 or 4 bits while training; the merge uses the original.",
+        description="Keep the frozen base in 8 or 4 bits while training (QLoRA): less memory, more time a step. "
+        "The merge uses the original. Not on GPUs.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -193,7 +179,6 @@ class Adapter(Section):
             fields=("alpha", "rank"),
             fix="Common are rank and twice the rank",
         ),
-        *_trainable_bases(),
         Rule(
             "targets-kv",
             "k_proj and v_proj go together: Gemma 4 computes both with one projection",
@@ -480,6 +465,22 @@ class FineTuneJobSpec(Section):
             f"!has(self.evaluation) || !(self.accelerator.type in {GPUS})",
             fields=("evaluation", "accelerator.type"),
             fix="Remove it: the rows of spec.dataset.validation are measured during training",
+        ),
+        Rule(
+            "gpu-quantize",
+            "must be none on GPUs: the PyTorch program trains on an unquantized base",
+            lambda s: s.accelerator.chip.kind != "gpu" or s.adapter.quantize_base == "none",
+            f"!(self.accelerator.type in {GPUS}) || self.adapter.quantizeBase == 'none'",
+            fields=("adapter.quantizeBase", "accelerator.type"),
+            fix="Set it to none, or train on TPU or cpu",
+        ),
+        Rule(
+            "tpu-rows",
+            f"must be a multiple of {LANES} on TPUs: the attention kernel works on blocks of as many tokens",
+            lambda s: s.accelerator.chip.kind != "tpu" or s.dataset.max_length % LANES == 0,
+            f"!(self.accelerator.type in {TPUS}) || self.dataset.maxLength % {LANES} == 0",
+            fields=("dataset.maxLength", "accelerator.type"),
+            hint=lambda s: f"Use {-(-s.dataset.max_length // LANES) * LANES}",
         ),
         Rule(
             "gpu-output",

@@ -11,15 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tunewright_operator.api.job import FineTuneJobSpec
-from tunewright_workloads.contract import meshes
-from tunewright_workloads.contract.configs import TRAINABLE_BASES
+from tunewright_workloads.contract import hbm, meshes
 from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.contract.models import ModelSpec
 
 GIB = 2**30
-
-BASE_BYTES = {"none": 2.0, "int8": 1.0, "nf4": 0.5625}
-"""Bytes a frozen parameter takes; nf4 with one f32 scale for 64 values."""
 
 ADAPTER_BYTES = 16
 """f32: the parameter, its gradient and AdamW's two moments."""
@@ -65,12 +61,28 @@ def need(spec: FineTuneJobSpec, model: ModelSpec, fsdp: int, tp: int) -> Need:
     work = 2 * tokens * (3 * hidden + 4 * model.heads * dim) / tp + 2 * layer / tp
     work += 8 * min(tokens, LOSS_TOKENS) * model.vocab / tp
     return Need(
-        base=model.params * BASE_BYTES[spec.adapter.quantize_base] / devices,
+        base=hbm.base_bytes(model, spec.adapter.quantize_base) / devices,
         adapter=model.lora_params(spec.adapter.rank, list(spec.adapter.targets)) * ADAPTER_BYTES / devices,
         saved=saved,
         work=work,
         have=chip.hbm_gib * GIB / chip.devices_per_chip,
     )
+
+
+def _smaller(spec: FineTuneJobSpec, model: ModelSpec, fsdp: int, tp: int) -> list[str]:
+    """How the base can be quantized so that the step fits, the most exact one first."""
+    if spec.accelerator.chip.kind != "tpu" or spec.adapter.quantize_base != "none":
+        return []
+    tried = {
+        word: need(
+            spec.model_copy(update={"adapter": spec.adapter.model_copy(update={"quantize_base": word})}),
+            model,
+            fsdp,
+            tp,
+        )
+        for word in ("int8", "nf4")
+    }
+    return [word for word, found in tried.items() if found.total <= found.have]
 
 
 def check(spec: FineTuneJobSpec) -> str | None:
@@ -98,8 +110,7 @@ def check(spec: FineTuneJobSpec) -> str | None:
         fixes.append("spec.training.remat: auto")
     if found.saved + found.work > 0.25 * found.have:
         fixes.append("a smaller spec.dataset.maxLength")
-    if "int8" in TRAINABLE_BASES and spec.adapter.quantize_base == "none" and found.base > 0.4 * found.have:
-        fixes.append("spec.adapter.quantizeBase: int8")
+    fixes += [f"spec.adapter.quantizeBase: {word}" for word in _smaller(spec, model, fsdp, tp)[:1]]
     fixes.append("a larger spec.accelerator.topology")
     raise UserError(
         Fault(

@@ -62,13 +62,28 @@ def test_the_way_out_that_is_named_is_one():
     plan.job(specs.job(job | {"spec.training": {"globalBatchSize": 256, "microBatchSize": 16}}))
 
 
-@pytest.mark.parametrize("bits", ["int8", "nf4"])
-def test_a_quantized_base_takes_less(bits):
+@pytest.mark.parametrize(("bits", "bytes_"), [("int8", 1.0625), ("nf4", 0.5625)])
+def test_a_quantized_base_takes_less_but_for_its_embedding(bits, bytes_):
     whole = memory.need(compiled(), LARGE, 4, 1)
-    spec = compiled()
-    adapter = spec.adapter.model_copy(update={"quantize_base": bits})  # no program trains on one yet
-    small = memory.need(spec.model_copy(update={"adapter": adapter}), LARGE, 4, 1)
-    assert small.base < 0.6 * whole.base
+    spec = specs.job(
+        {"spec.dataset.maxLength": 6144},
+        adapter={"rank": 64, "quantizeBase": bits},
+        training={"globalBatchSize": 4},
+    ).spec
+    small = memory.need(spec, LARGE, 4, 1)
+    table = LARGE.vocab * LARGE.embed
+    assert small.base == pytest.approx(((LARGE.params - table) * bytes_ + table * 2) / 4)
+    assert (small.adapter, small.saved, small.work) == (whole.adapter, whole.saved, whole.work)
+
+
+def test_a_quantized_base_is_a_way_out_where_it_is_one():
+    """61 GB of weights on a chip of 32: int8 is too much as well, nf4 is not."""
+    body = {"spec.dataset.maxLength": 1024, "spec.training": {"globalBatchSize": 1, "remat": "decoder"},
+            "spec.accelerator": {"type": "v6e", "topology": "1x1"}}  # fmt: skip
+    with pytest.raises(UserError) as caught:
+        plan.job(specs.job(body))
+    assert "spec.adapter.quantizeBase: nf4" in (caught.value.faults[0].fix or "")
+    plan.job(specs.job(body | {"spec.adapter.quantizeBase": "nf4"}))
 
 
 def test_a_chip_of_two_devices_has_half_its_memory_for_each():

@@ -60,7 +60,7 @@ def test_longer_rows_keep_less_until_nothing_fits():
         ({"mesh__topology": "2x2x2", "mesh__tp": 8, "training__globalBatchSize": 8}, "global key/value heads, 4"),
         ({"training__globalBatchSize": 6, "mesh__fsdp": 4, "mesh__tp": 1}, "mesh.fsdp: must divide the rows computed at a time, 6"),
         ({"training__microBatchSize": 3}, "training.microBatchSize: must divide globalBatchSize, 4"),
-        ({"dataset__maxLength": 3000}, "dataset.maxLength: must be a multiple of 128 on TPUs (got 3000). Use 3072."),
+        ({"dataset__maxLength": 3000}, "dataset.maxLength: must be a multiple of 128 on TPUs: the attention kernel works on blocks of as many tokens (got 3000). Use 3072."),
         ({"model__name": "gemma-4-26b-a4b"}, "router"),
         ({"model__name": "custom"}, "model.source: is not read beforehand"),
         ({"mesh__topology": "2x2x9"}, "2x2x9"),

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import jax
 import pytest
 
+from support import gemma
 from support.rows import arch
 from tunewright_workloads.contract.configs import AdapterConfig, Schedule
+from tunewright_workloads.gemma import stages
 from tunewright_workloads.train import remat
 
 ADAPTER = AdapterConfig(rank=64, alpha=64)
@@ -52,3 +58,32 @@ def test_the_model_agrees_with_what_the_compiler_said() -> None:
         ((), 6144, 11.9),
     ):
         assert remat.temporaries(BIG, ADAPTER, saved, tokens, 1) / 2**30 == pytest.approx(gib, rel=0.1)
+
+
+@pytest.mark.parametrize("base", ["none", "int8", "nf4"])
+@pytest.mark.parametrize(("fsdp", "tp"), [(4, 1), (2, 2), (1, 4)])
+def test_what_a_device_holds_is_what_the_layout_gives_it(base: Any, fsdp: int, tp: int) -> None:
+    """Base, scales, adapter and both moments, each by its partition; what is replicated is a few norms."""
+    adapter = ADAPTER.model_copy(update={"quantize_base": base})
+    ways = {"fsdp": fsdp, "tp": tp}
+
+    def held(leaf: Any) -> float:
+        split = [
+            way
+            for axis in leaf.sharding.spec
+            if axis
+            for way in (axis if isinstance(axis, tuple) else (axis,))
+        ]
+        return math.prod(leaf.shape) * leaf.dtype.itemsize / math.prod(ways[way] for way in split)
+
+    on = gemma.mesh()
+    weights = sum(map(held, jax.tree.leaves(stages.shapes(BIG, on, "bfloat16", base))))
+    lora = sum(map(held, jax.tree.leaves(stages.adapter_shapes(BIG, adapter, on))))
+    assert remat.resident(BIG, adapter, fsdp, tp) == pytest.approx(weights + 3 * lora, rel=1e-3)
+
+
+def test_a_quantized_base_leaves_room_to_keep_more() -> None:
+    small = ADAPTER.model_copy(update={"quantize_base": "nf4"})
+    schedule = Schedule(steps=1, global_batch_size=4, learning_rate=1e-4)
+    assert kept(6144) != remat.ALL
+    assert remat.kept(schedule, small, BIG, kind="v5p", fsdp=4, tp=1, tokens=6144) == remat.ALL

@@ -29,9 +29,8 @@ from tunewright_workloads.contract.faults import Fault, UserError, nearest, show
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TARGETS: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
-TRAINABLE_BASES: tuple[str, ...] = ("none",)
-"""How the frozen base can be kept while training: what the training programs do today. The API
-refuses the rest before a slice is bought."""
+LANES = 128
+"""On TPUs a row's length is a multiple of it: the attention kernel's blocks are."""
 
 
 class Config(BaseModel):

@@ -18,6 +18,22 @@ GIB = 2**30
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 
+SCALED = 64
+"""Weights of a quantized base that share one float32 scale."""
+
+BASE_BYTES = {"none": 2.0, "int8": 1 + 4 / SCALED, "nf4": 0.5 + 4 / SCALED}
+"""Bytes that a projection's frozen weight takes while training, its share of the scale included."""
+
+
+def base_bytes(model: ModelSpec, quantized: Literal["none", "int8", "nf4"]) -> float:
+    """Of a frozen base on all devices together, bfloat16 where it is not quantized.
+
+    Only the projections of attention and MLP are: embeddings and per-layer inputs stay.
+    """
+    kept = model.embed * model.vocab
+    kept += model.ple * model.layers * (model.vocab + 3 * model.embed)
+    return kept * BASE_BYTES["none"] + (model.params - kept) * BASE_BYTES[quantized]
+
 
 @dataclass(frozen=True)
 class Fit:

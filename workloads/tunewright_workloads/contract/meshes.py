@@ -1,4 +1,4 @@
-"""Which meshes fit: how the devices of a slice may be laid out as fsdp x tp.
+"""Which meshes fit: how the devices of a slice may be laid out as fsdp x tp, and rows of which length.
 
 An axis that does not divide is an error at load time on a TPU, and a batch that does not divide
 is silently replicated by Tunix, so both are refused before a slice is bought. Axes of Gemma 4:
@@ -10,6 +10,9 @@ what it reads from config.json; a test keeps the two together.
 
 from __future__ import annotations
 
+from tunewright_workloads.contract import accelerators
+from tunewright_workloads.contract.configs import LANES
+from tunewright_workloads.contract.faults import Fault
 from tunewright_workloads.contract.models import ModelSpec
 
 
@@ -47,3 +50,12 @@ def layouts(model: ModelSpec | None, devices: int, rows: int) -> list[tuple[int,
         for tp in range(1, limit + 1)
         if devices % tp == 0 and rows % (devices // tp) == 0 and problem(model, devices // tp, tp) is None
     ]
+
+
+def rows(accelerator: str, length: int, place: str = "dataset.maxLength") -> list[Fault]:
+    """Why rows of `length` tokens cannot be trained on or measured there, or nothing."""
+    chip = accelerators.ACCELERATORS.get(accelerator)
+    if chip is None or chip.kind != "tpu" or length % LANES == 0:
+        return []
+    rule = f"must be a multiple of {LANES} on TPUs: the attention kernel works on blocks of as many tokens"
+    return [Fault(place, rule, str(length), f"Use {-(-length // LANES) * LANES}.")]

@@ -1,8 +1,8 @@
 """The frozen base in 8 or 4 bits (QLoRA): blocks of weights along the contracted axis, one scale each.
 
 int8: a block's largest magnitude is 127. nf4: a block's values, divided by its largest magnitude, are
-rounded to the sixteen quantiles of a normal distribution of QLoRA (arXiv 2305.14314, appendix E); two
-neighbours of the last axis share a byte. Only the projections of attention and MLP are quantized:
+rounded to the sixteen quantiles of a normal distribution of QLoRA (arXiv 2305.14314, appendix E); the two
+halves of a block share its bytes, so that on TPU the last axis stays as it is laid out. Only the projections of attention and MLP are quantized:
 embeddings, norms and per-layer inputs stay as they are. Adapters, activations and gradients are not
 touched, and a merge adds the adapter to the checkpoint's own weights.
 
@@ -20,9 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tunewright_workloads.contract import hbm
+
 Kind = Literal["int8", "nf4"]
 
-BLOCK = 64
+BLOCK = hbm.SCALED
 """Weights a scale; fewer where the axis is shorter."""
 
 NF4 = np.array(
@@ -39,7 +41,7 @@ NF4 = np.array(
 @partial(jax.tree_util.register_dataclass, data_fields=["codes", "scales"], meta_fields=["kind"])
 @dataclass(frozen=True)
 class Quantized:
-    """codes: int8 of the weight's shape, or uint8 with half its last axis (nf4).
+    """codes: int8 of the weight's shape, or uint8 with half its axis -2 (nf4).
 
     scales: float32, the weight's shape with axis -2 (a contracted one in every projection) by blocks.
     """
@@ -55,7 +57,7 @@ def block(size: int) -> int:
 
 
 def codes_shape(shape: tuple[int, ...], kind: Kind) -> tuple[int, ...]:
-    return (*shape[:-1], shape[-1] // 2) if kind == "nf4" else shape
+    return (*shape[:-2], shape[-2] // 2, shape[-1]) if kind == "nf4" else shape
 
 
 def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -71,21 +73,32 @@ def scales(weights: np.ndarray) -> np.ndarray:
 
 
 def codes(weights: np.ndarray, top: np.ndarray, kind: Kind) -> np.ndarray:
-    """Codes of whole blocks with their `scales`. nf4 packs pairs of the last axis, the first in the low bits."""
-    values = weights.astype(np.float32) / np.repeat(top, weights.shape[-2] // top.shape[-2], axis=-2)
+    """Codes of whole blocks with their `scales`. nf4 packs a block's halves, the first in the low bits."""
+    blocks, size = top.shape[-2], weights.shape[-2] // top.shape[-2]
+    values = weights.astype(np.float32) / np.repeat(top, size, axis=-2)
     if kind == "int8":
         return np.rint(values * 127).astype(np.int8)
     nearest = np.searchsorted((NF4[1:] + NF4[:-1]) / 2, values).astype(np.uint8)
-    return nearest[..., 0::2] | (nearest[..., 1::2] << 4)
+    halves = nearest.reshape(*weights.shape[:-2], blocks, 2, size // 2, weights.shape[-1])
+    packed = halves[..., 0, :, :] | (halves[..., 1, :, :] << 4)
+    return packed.reshape(codes_shape(weights.shape, kind))
 
 
 def dequantize(value: Quantized, dtype: jnp.dtype) -> jax.Array:
     """The weights that the codes stand for."""
+    *outer, blocks, last = value.scales.shape
+    split = value.codes.reshape(*outer, blocks, -1, last)
     if value.kind == "int8":
-        parts, unit = value.codes.astype(jnp.float32), value.scales / 127
+        parts, unit = split.astype(jnp.float32), value.scales / 127
     else:
-        pair = jnp.stack([value.codes & 15, value.codes >> 4], -1)
-        parts = jnp.asarray(NF4)[pair.reshape(*value.codes.shape[:-1], -1)]
-        unit = value.scales
-    split = (*parts.shape[:-2], unit.shape[-2], parts.shape[-2] // unit.shape[-2], parts.shape[-1])
-    return (parts.reshape(split) * unit[..., None, :]).reshape(parts.shape).astype(dtype)
+        parts, unit = _nf4(jnp.concatenate([split & 15, split >> 4], -2)), value.scales
+    return (parts * unit[..., None, :]).reshape(*outer, -1, last).astype(dtype)
+
+
+def _nf4(codes: jax.Array) -> jax.Array:
+    """NF4[codes], float32. By selections: a TPU looks a table of sixteen up one element after another."""
+    values = [jnp.float32(value) for value in NF4]
+    for bit in range(4):
+        on = (codes >> bit) & 1 == 1
+        values = [jnp.where(on, two, one) for one, two in zip(values[::2], values[1::2], strict=True)]
+    return values[0]

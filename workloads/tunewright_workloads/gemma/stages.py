@@ -207,16 +207,16 @@ def load(
             return put(weight.shape, weight.spec, lambda i: read(weight, i).astype(kind, copy=False))
         step, rows = quantize.block(weight.shape[-2]), weight.shape[-2]
 
+        # nf4 packs the halves of a block: half as many rows of codes.
+        ratio = weight.shape[-2] // quantize.codes_shape(weight.shape, quantized)[-2]
+
         def codes(index: tuple[slice, ...] | None) -> np.ndarray:
             *outer, inner, last = index or (slice(None),) * len(weight.shape)
-            if quantized == "nf4":
-                start, stop, _ = last.indices(weight.shape[-1] // 2)
-                last = slice(2 * start, 2 * stop)
-            start, stop, _ = inner.indices(rows)
-            first, end = start // step * step, -(-stop // step) * step
+            start, stop, _ = inner.indices(rows // ratio)
+            first, end = start * ratio // step * step, -(-stop * ratio // step) * step
             whole = read(weight, (*outer, slice(first, end), last))
             made = quantize.codes(whole, quantize.scales(whole), quantized)
-            return made[..., start - first : stop - first, :]
+            return made[..., start - first // ratio : stop - first // ratio, :]
 
         def scales(index: tuple[slice, ...] | None) -> np.ndarray:
             *outer, _, last = index or (slice(None),) * len(weight.shape)
@@ -232,7 +232,7 @@ def load(
 
 
 def _check_pairs(arch: Architecture, mesh: Mesh) -> None:
-    """nf4 packs two neighbours of the last axis: half of it must divide too."""
+    """nf4 packs pairs of a contracted axis: half of it must divide too."""
     faults = {}
     for what, size, axis in (
         ("the model's width", arch.embed, "fsdp"),

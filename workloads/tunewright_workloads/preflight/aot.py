@@ -121,7 +121,7 @@ def trace(
     settings = program.Settings.of(arch, adapter, mesh=where, compute_dtype=jnp.bfloat16, remat=kept)  # type: ignore[arg-type]
     if unroll is not None:
         settings = dataclasses.replace(settings, unroll=unroll)
-    base = stages.shapes(arch, where, jnp.bfloat16)
+    base = stages.shapes(arch, where, jnp.bfloat16, adapter.quantize_base)
     lora = stages.adapter_shapes(arch, adapter, where)
     optimizer = optimizers.make(schedule, steps)
     state = _state(optimizer, lora, where)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunewright_workloads.contract import accelerators, models, uris
-from tunewright_workloads.contract.configs import PreflightConfig
+from tunewright_workloads.contract import accelerators, meshes, models, uris
+from tunewright_workloads.contract.configs import LANES, PreflightConfig
 from tunewright_workloads.contract.faults import Fault, UserError, show
 from tunewright_workloads.gemma import architecture
 from tunewright_workloads.gemma.architecture import Architecture
@@ -15,9 +15,6 @@ from tunewright_workloads.preflight import shapes
 from tunewright_workloads.train import mesh, remat
 
 GIB = 2**30
-LANES = 128
-"""A TPU's attention kernel works on multiples of this many tokens."""
-
 KEPT: dict[str, tuple[str, ...]] = {"none": remat.ALL, "block": ("o", "down"), "decoder": ()}
 
 
@@ -96,9 +93,7 @@ def check(config: PreflightConfig) -> Checked:
             )
         )
     length = config.dataset.max_length
-    if chip.kind == "tpu" and length % LANES:
-        fix = f"Use {-(-length // LANES) * LANES}."
-        faults.append(Fault("dataset.maxLength", f"must be a multiple of {LANES} on TPUs", str(length), fix))
+    faults += meshes.rows(chip.name, length)
     if faults:
         raise UserError(faults)
     fsdp, tp = mesh.choose(config.mesh, arch, devices, rows)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tunewright_workloads import storage
+from tunewright_workloads.contract import meshes
 from tunewright_workloads.contract.configs import TrainConfig
 from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.data import dataset, tokenizer
@@ -94,7 +95,7 @@ def sources(config: TrainConfig) -> Sources:
 
 
 def _check(config: TrainConfig) -> None:
-    t, faults = config.training, []
+    t, faults = config.training, meshes.rows(config.mesh.accelerator, config.dataset.max_length)
     if t.micro_batch_size and t.global_batch_size % t.micro_batch_size:
         faults.append(
             Fault(

@@ -6,7 +6,7 @@ of the kept activations plus 2.8 residuals a layer, beside one gathered embeddin
 
 from __future__ import annotations
 
-from tunewright_workloads.contract import accelerators
+from tunewright_workloads.contract import accelerators, hbm
 from tunewright_workloads.contract.configs import AdapterConfig, Schedule
 from tunewright_workloads.gemma import names
 from tunewright_workloads.gemma.architecture import Architecture
@@ -19,6 +19,7 @@ SHARE = 0.92
 """Of a chip's memory that may be used: the compiler's model is not exact."""
 
 _WIDTH = 2  # bytes of an activation and of a weight, bfloat16
+_SCALE = 4 / hbm.SCALED  # bytes of a quantized weight's scale
 
 
 def kept(
@@ -50,17 +51,24 @@ def kept(
 def resident(arch: Architecture, adapter: AdapterConfig, fsdp: int, tp: int) -> float:
     """Bytes a device holds all along: base, adapter and both moments.
 
-    Of an adapter only the side of the model's width is split over fsdp, the other one over tp.
+    Of an adapter only the side of the model's width is split over fsdp, the other one over tp. The
+    scales of a quantized base are whole along the axis that they are summed over.
     """
-    base = sum(_size(shape) for shape in names.tensors(arch).values()) * _WIDTH / (fsdp * tp)
-    lora = 0.0
+    sizes = {name: _size(shape) for name, shape in names.tensors(arch).items()}
+    base, lora = 0.0, 0.0
     for projection in names.projections(arch):
+        back = projection.path.endswith(("attn_vec_einsum", "down_proj"))
+        if adapter.quantize_base != "none":
+            elements = sum(sizes.pop(name) for name in projection.weights)
+            codes = hbm.BASE_BYTES[adapter.quantize_base] - _SCALE
+            split = (fsdp, 1 if projection.path.endswith("down_proj") else tp) if back else (1, tp)
+            base += elements * (codes / (fsdp * tp) + _SCALE / (split[0] * split[1]))
         if set(projection.targets) & set(adapter.targets):
             wide, other = projection.shapes(adapter.rank)
-            if projection.path.endswith(("attn_vec_einsum", "down_proj")):
+            if back:
                 wide, other = other, wide
             lora += _size(wide) / fsdp + _size(other) / tp
-    return base + lora * 3 * 4
+    return base + sum(sizes.values()) * _WIDTH / (fsdp * tp) + lora * 3 * 4
 
 
 def temporaries(
