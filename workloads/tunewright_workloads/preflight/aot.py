@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,13 +171,17 @@ def reading(
     devices: int,
     tokens: int,
     length: int,
+    block: Callable[[int, int | None], int] | None = None,
 ) -> Measure:
-    """One and the same reading for every program that is compared."""
+    """One and the same reading for every program that is compared.
+
+    block: of its attention kernel, by row length and window; None: ours.
+    """
     chip = accelerators.ACCELERATORS[accelerator]
     spent = 0.0
 
     def one(kernel: hlo.Kernel) -> float:
-        return attention_flops(kernel, arch, length) / chip.peak_flops
+        return attention_flops(kernel, arch, length, block or attention.block) / chip.peak_flops
 
     cost = hlo.read(compiled.text, compiler.RATES[accelerator], one)
     spent = sum(one(kernel) * kernel.calls for kernel in cost.kernels)
@@ -204,7 +209,12 @@ _MATMULS = (("dkv", 4), ("dq", 3), ("fwd", 2))
 in both kernels, then dv, dp, dk and dp, dq."""
 
 
-def attention_flops(kernel: hlo.Kernel, arch: Architecture, length: int) -> float:
+def attention_flops(
+    kernel: hlo.Kernel,
+    arch: Architecture,
+    length: int,
+    block: Callable[[int, int | None], int] = attention.block,
+) -> float:
     """Of one call of a splash kernel: every visited block in full, as the kernel computes it."""
     count = next(
         (n for word, n in _MATMULS if re.search(rf"splash\w*{word}|{word}\w*splash", kernel.name)), None
@@ -221,7 +231,7 @@ def attention_flops(kernel: hlo.Kernel, arch: Architecture, length: int) -> floa
     heads = int(np.prod(shape[:-2]))
     if count == 4:
         heads *= arch.heads // (arch.global_kv_heads if is_global else arch.local_kv_heads)
-    return count * 2.0 * heads * visited(length, window, attention.block(length, window)) * shape[-1]
+    return count * 2.0 * heads * visited(length, window, block(length, window)) * shape[-1]
 
 
 def visited(length: int, window: int | None, size: int) -> int:
