@@ -30,6 +30,16 @@ def passed(space: Space, code: int = 0, but: set[str] | None = None) -> str:
     return name
 
 
+def asked(space: Space, gate: str) -> set[str]:
+    """The servers that a gate's pod asks: those that the Service of its --url selects."""
+    (pod,) = [one for one in space.pods("gate") if one["metadata"]["name"] == gate]
+    command = pod["spec"]["containers"][0]["command"]
+    name = command[command.index("--url") + 1].removeprefix("http://").partition(".")[0]
+    service = space.cluster.request("GET", f"/api/v1/namespaces/{space.namespace}/services/{name}")
+    wanted = service["spec"]["selector"].items()
+    return {p["metadata"]["name"] for p in space.pods("serve") if wanted <= p["metadata"]["labels"].items()}
+
+
 def serving(space: Space, **spec: Any) -> Object:
     """An endpoint that is Ready, from a model in a bucket."""
     space.endpoint(**{"model": {"uri": "gs://acme/models/one"}, **spec})
@@ -180,7 +190,9 @@ def test_blue_green_moves_the_traffic_only_once_the_new_model_is_verified(
     assert condition({"status": status}, "Available")
     assert status["model"]["uri"] == "gs://acme/models/one"
     assert cluster.request("GET", service)["spec"]["selector"][REVISION] == old
-    passed(space, but={gate})
+    assert asked(space, passed(space, but={gate})) == {second}, (
+        "the gate asks the new server, not the old one"
+    )
     status = space.phase("Ready", "ServeEndpoint")
     assert status["model"]["uri"] == "gs://acme/models/two"
     assert cluster.request("GET", service)["spec"]["selector"][REVISION] != old
@@ -220,7 +232,8 @@ def test_recreate_rolls_out_a_new_model_and_sweeps_what_the_old_one_left(
 
     cluster.wait_for(gone, "the end of the old server", 30)
     up(space, {first})
-    passed(space, but={gate})
+    second = {p["metadata"]["name"] for p in space.pods("serve")}
+    assert asked(space, passed(space, but={gate})) == second
     status = space.phase("Ready", "ServeEndpoint")
     assert status["model"]["uri"] == "gs://acme/models/two"
     cluster.wait_for(

@@ -389,14 +389,16 @@ class _Endpoint:
     def gate(self, config: ServeConfig, revision: str) -> Stage:
         """A Job that asks the new revision what the merge recorded, through a Service of its own.
 
-        The Service that carries the traffic is applied once this has passed.
+        The Service that carries the traffic is applied once this has passed. The preview's name holds the
+        revision: one that was led from the old revision to the new would for a moment, or for good, let the
+        old one answer for the new.
         """
-        preview = names.child(self.name, "preview", limit=63)
+        preview = names.child(self.name, f"preview-{revision}", limit=63)
         labels = {**self.labels("gate"), names.REVISION: revision}
         service: Manifest = {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": {"name": preview, "namespace": self.namespace, "labels": self.labels("gate")},
+            "metadata": {"name": preview, "namespace": self.namespace, "labels": labels},
             "spec": {
                 "selector": {**self.selector(revision), names.REVISION: revision},
                 "ports": [{"name": HTTP, "port": 80, "targetPort": HTTP, "protocol": "TCP"}],

@@ -249,6 +249,10 @@ def test_the_gate_asks_the_new_revision_by_its_own_service():
     assert command[command.index("--model-dir") + 1] == "gs://acme/models/support-bot/merged"
     assert preview["spec"]["selector"].items() <= made.stage("serve").template["metadata"]["labels"].items()
     assert not preview["spec"]["selector"].items() <= gate.template["metadata"]["labels"].items()
+    other = plan.endpoint(specs.endpoint({"spec.model": {"uri": "gs://acme/models/other"}})).stage("gate")
+    assert preview["metadata"]["name"] not in [m["metadata"]["name"] for m in other.manifests], (
+        "a Service of the old revision would let the old server answer for the new one"
+    )
     codes = [
         r["onExitCodes"]["values"] for r in gate.job["podFailurePolicy"]["rules"] if r["action"] == "FailJob"
     ]
