@@ -156,17 +156,24 @@ def _record(config_map: Object | None) -> Progress | None:
 
 
 async def _hint(loop: Loop, workloads: dict[str, Object | None], pods: list[Object]) -> str | None:
-    """Why a workload has no pods: quota, Pod Security and webhooks speak through events only."""
+    """Why a workload has no pods: quota, Pod Security and webhooks speak through events only.
+
+    One refusal is no reason: a webhook that does not know a new workload yet takes it a second later.
+    """
+    now = loop.clock.now()
     for one in workloads.values():
         if one is None or pods or one["spec"].get("suspend") or one["status"].get("conditions"):
             continue
-        made = one["metadata"].get("creationTimestamp")
-        if made is None or times.between(made, loop.clock.now()) < _EVENTS_AFTER:
+        # A Job that was suspended starts anew when it is resumed.
+        since = one["status"].get("startTime") or one["metadata"].get("creationTimestamp")
+        if since is None or times.between(since, now) < _EVENTS_AFTER:
             continue
         fields = f"involvedObject.uid={one['metadata']['uid']},type=Warning"
         found = [e async for e in loop.client.list(EVENT, one["metadata"]["namespace"], fields=fields)]
         refused = [e for e in found if e.get("reason") in ("FailedCreate", "FailedCreation")]
-        if refused:
+        refused = [e for e in refused if (e.get("lastTimestamp") or since) >= since]
+        firsts = [max(e.get("firstTimestamp") or since, since) for e in refused]
+        if refused and times.between(min(firsts), now) >= _EVENTS_AFTER:
             return str(refused[-1].get("message", ""))[:1000]
     return None
 
