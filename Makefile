@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-vllm install-gpu install-tpu demo test test-fast test-cluster test-chaos e2e lint format crds lock clean
+.PHONY: help install install-test install-vllm install-gpu install-tpu demo test test-fast test-cluster test-chaos test-images e2e lint format crds lock clean
 
 PYTHON ?= python3
 UV := .uv/bin/uv
@@ -49,9 +49,14 @@ test-cluster: install-test  ## Tests against a real API server, built from Go mo
 test-chaos: install-test  ## The operator killed, and raced with real JobSet and Kueue: minutes
 	.venv-test/bin/python -m pytest -m chaos tests/cluster $(PYTEST_ARGS)
 
-e2e: install-test  ## The quickstart with kubectl on a real node on this machine (root, Linux)
+e2e: install-test  ## The quickstart with kubectl on a real node on this machine, and the serve image (root, Linux)
+	.venv-test/bin/python -m tests.e2e.box prepare
+	.venv-test/bin/python -m pytest -p no:cacheprovider -m "e2e or images" tests/e2e -s --durations=15 $(PYTEST_ARGS)
+
+test-images: install-test  ## Every Dockerfile built on a local base, each program started as nobody (root, Linux)
+	@tools/try install-vllm vLLM
 	.venv-test/bin/python -m tests.e2e.box install
-	.venv-test/bin/python -m pytest -m e2e tests/e2e -s $(PYTEST_ARGS)
+	TUNEWRIGHT_TEST_ALL=1 .venv-test/bin/python -m pytest -p no:cacheprovider -m images tests/e2e --durations=5 $(PYTEST_ARGS)
 
 test-fast: install-test  ## Unit and contract tests only
 	.venv-test/bin/python -m pytest tests/unit tests/contract $(PYTEST_ARGS)

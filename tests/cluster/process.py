@@ -53,6 +53,11 @@ class Process:
         """Whether the child runs now."""
         return self._child is not None and self._child.poll() is None
 
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while the child runs. Negative: the signal that ended it."""
+        return None if self._child is None else self._child.poll()
+
     def start(self) -> None:
         """Starts the child in a session of its own, so that a Ctrl-C in the terminal is ours to handle."""
         with self.log.open("ab") as log:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -10,6 +11,18 @@ from tests.cluster import external
 from tests.cluster.api import Cluster
 from tests.cluster.build import UnavailableError
 from tests.e2e.box import host
+from tests.e2e.story import (  # noqa: F401  # fixtures
+    chart,
+    disturbed,
+    installed,
+    lanes,
+    loaded,
+    parts,
+    queued,
+    removed,
+    rolled,
+    undisturbed,
+)
 
 _HERE = Path(__file__).parent
 
@@ -17,25 +30,29 @@ _HERE = Path(__file__).parent
 def pytest_configure(config: pytest.Config) -> None:
     """Declares the marker that everything in this folder carries."""
     config.addinivalue_line("markers", "e2e: needs a real node; `make e2e`")
+    config.addinivalue_line("markers", "images: builds our Dockerfiles; `make test-images`")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks every test of this folder without saying so in each file."""
     for item in items:
         if _HERE in item.path.parents:
-            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.images if item.path.stem == "test_images" else pytest.mark.e2e)
 
 
 @pytest.fixture(scope="session")
-def node() -> Iterator[Cluster]:
+def node(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster whose pods run: the box, or the one of TUNEWRIGHT_TEST_KUBECONFIG."""
-    given = external.named()
-    try:
-        opened = external.External(given) if given else host.up()
-    except UnavailableError as lack:
-        pytest.skip(str(lack))
-    with opened:
-        yield opened
+    given, taken = external.named(), request.getfixturevalue("parts")
+    with contextlib.ExitStack() as stack:
+        try:
+            if not given:
+                stack.enter_context(host.alone())
+            with taken.part("a node"):
+                opened = external.External(given) if given else host.up()
+        except UnavailableError as lack:
+            pytest.skip(str(lack))
+        yield stack.enter_context(opened)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.cluster import build
 from tests.cluster.build import BuildError, UnavailableError
 
 from . import host, images, needs
@@ -17,7 +18,9 @@ def main() -> int:
     """Runs one command; what the user can mend is one line on stderr and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.box", description="A real node in a box.")
     commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("check", help="say why this machine cannot be a node, with exit code 1; 0 if it can")
     commands.add_parser("install", help="install what it needs with apt-get")
+    commands.add_parser("prepare", help="the same, and build its tools and the base image: minutes, once")
     up = commands.add_parser("up", help="bring it up; one that is up is replaced")
     up.add_argument("--image", action="append", type=Path, default=[], help="an OCI archive to load")
     commands.add_parser("down", help="end it and remove what it made")
@@ -30,13 +33,23 @@ def main() -> int:
     asked = parser.parse_args()
     started = time.monotonic()
     try:
+        if asked.command == "check":
+            lack = needs.lacks()
+            print(lack or "this machine can be a node")
+            return 1 if lack else 0
         if asked.command == "install":
             needs.install()
+        elif asked.command == "prepare":
+            needs.install()
+            for tool in (*host.TOOLS, "helm", "jobset", "kueue"):
+                build.folder(tool)
+            print(f"{images.base()}: prepared in {time.monotonic() - started:.1f} s")
         elif asked.command == "up":
             box = host.up(asked.image)
             print(f"up in {time.monotonic() - started:.1f} s; export KUBECONFIG={box.kubeconfig}")
         elif asked.command == "down":
-            host.down()
+            with host.alone(wait=False):
+                host.down()
             print(f"down in {time.monotonic() - started:.1f} s")
         elif asked.command == "logs":
             print(host.tails())

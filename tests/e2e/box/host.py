@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,9 @@ from tests.cluster.process import plain_environment, wait_for
 from . import config, images, layout, needs
 
 _ROOT = Path(__file__).parents[3]
+
+TOOLS = ("kubebox", "containerd", "dns", "pause")
+"""What is built from Go modules for it."""
 
 _STATE = "box.json"
 _GONE = ".gone-"
@@ -115,7 +119,7 @@ def up(archives: Sequence[Path] = ()) -> Box:
     and the error ends with what its components said last.
     """
     needs.check()
-    for tool in ("kubebox", "containerd", "dns", "pause"):
+    for tool in TOOLS:
         build.folder(tool)
     loaded = [images.pause(), images.base(), *archives]
     down()
@@ -130,6 +134,22 @@ def up(archives: Sequence[Path] = ()) -> Box:
         print(tails(), file=sys.stderr)
         down()
         raise
+
+
+@contextlib.contextmanager
+def alone(wait: bool = True) -> Iterator[None]:
+    """Keeps other test runs of this machine from taking the box down. Waits for the one that has it, or
+    raises RuntimeError."""
+    # Beside the folder and not in it, which `up` has to find empty or its own.
+    with layout.folder().with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise RuntimeError("a test run has the box: end that run first") from None
+            print("another test run has the box: waiting for its end", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def attach() -> Box:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
+import inspect as source
+import json
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.cluster import build as tools
 
@@ -53,7 +55,23 @@ def base() -> Path:
 
 
 def build(dockerfile: Path, context: Path, tag: str, arguments: Mapping[str, str] | None = None) -> Path:
-    """Builds a Dockerfile on the base and returns the archive of the image `tag`.
+    """Builds a Dockerfile on the base and returns the archive of the image `tag`, for a node to load."""
+    built = make(dockerfile, context, tag, arguments)
+    folder = _folder()
+    archive = folder / f"{_short(tag)}-{built}.tar"
+    if not archive.exists():
+        scratch = folder / f".{archive.name}.{os.getpid()}"
+        # Docker's format, because buildah compresses OCI layers whatever it is told: minutes for a gigabyte.
+        buildah("push", "-q", tag, f"docker-archive:{scratch}:{tag}")
+        scratch.rename(archive)
+        for older in folder.glob(f"{_short(tag)}-{'?' * 12}.tar"):
+            if older != archive:
+                older.unlink(missing_ok=True)
+    return archive
+
+
+def make(dockerfile: Path, context: Path, tag: str, arguments: Mapping[str, str] | None = None) -> str:
+    """Builds a Dockerfile on the base, into buildah's store alone; returns 12 digits of the image's id.
 
     Layers are cached, so an unchanged Dockerfile takes seconds. Tags start with `localhost/` and do not
     end with `latest`, which Kubernetes would try to pull.
@@ -63,9 +81,8 @@ def build(dockerfile: Path, context: Path, tag: str, arguments: Mapping[str, str
     _pull(base())
     given = {"BASE": BASE} | dict(arguments or {})
     passed = [part for key, value in given.items() for part in ("--build-arg", f"{key}={value}")]
-    folder = _folder()
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".", mode="r") as identity:
-        _buildah(
+    with tempfile.NamedTemporaryFile(dir=_folder(), prefix=".", mode="r") as identity:
+        buildah(
             "build",
             # chroot, so that RUN steps use the host's network as it is
             *("--isolation", "chroot", "--pull-never", "--layers", "--force-rm", "--tag", tag),
@@ -73,17 +90,7 @@ def build(dockerfile: Path, context: Path, tag: str, arguments: Mapping[str, str
             *passed,
             *("--file", str(dockerfile), str(context)),
         )
-        built = identity.read().strip().removeprefix("sha256:")[:12]
-    archive = folder / f"{_short(tag)}-{built}.tar"
-    if not archive.exists():
-        scratch = folder / f".{archive.name}.{os.getpid()}"
-        # Docker's format, because buildah compresses OCI layers whatever it is told: minutes for a gigabyte.
-        _buildah("push", "-q", tag, f"docker-archive:{scratch}:{tag}")
-        scratch.rename(archive)
-        for older in folder.glob(f"{_short(tag)}-{'?' * 12}.tar"):
-            if older != archive:
-                older.unlink(missing_ok=True)
-    return archive
+        return identity.read().strip().removeprefix("sha256:")[:12]
 
 
 def _short(tag: str) -> str:
@@ -93,7 +100,7 @@ def _short(tag: str) -> str:
 
 def _recipe() -> str:
     """The hash of what decides what the base image is."""
-    parts = [_SUITE, _PACKAGES, inspect.getsource(_debootstrap), inspect.getsource(oci)]
+    parts = [_SUITE, _PACKAGES, source.getsource(_debootstrap), source.getsource(oci)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
@@ -154,18 +161,33 @@ def _pull(archive: Path) -> None:
     """Gives buildah's store the base, unless it is the one that it has."""
     pulled = tools.cache() / "buildah" / "base"
     if not pulled.exists() or pulled.read_text() != archive.name:
-        _buildah("pull", "-q", f"oci-archive:{archive}")
+        buildah("pull", "-q", f"oci-archive:{archive}")
         pulled.write_text(archive.name)
 
 
-def _buildah(*arguments: str) -> None:
+def inspect(tag: str) -> dict[str, Any]:
+    """The configuration of an image that `build` made: Env, Cmd, User, as OCI calls them."""
+    found: dict[str, Any] = json.loads(buildah("inspect", "--type", "image", tag))["OCIv1"]["config"]
+    return found
+
+
+def command() -> list[str]:
+    """buildah with a store of our own, for whoever is in a mount namespace of their own."""
     store = tools.cache() / "buildah"
     driver = os.environ.get("STORAGE_DRIVER", "overlay")
+    return [
+        *(needs.command("buildah"), "--storage-driver", driver),
+        *("--root", str(store / "root"), "--runroot", str(store / "run")),
+    ]
+
+
+def buildah(*arguments: str) -> str:
+    """Runs buildah and returns what it printed."""
     # In a mount namespace: buildah keeps its store mounted onto itself.
-    command = [needs.command("unshare"), "--mount", needs.command("buildah"), "--storage-driver", driver]
-    command += ["--root", str(store / "root"), "--runroot", str(store / "run"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    started = [needs.command("unshare"), "--mount", *command(), *arguments]
+    done = subprocess.run(started, capture_output=True, text=True, check=False)
     if done.returncode:
         raise tools.BuildError(
             f"`buildah {' '.join(arguments)}` failed:\n{(done.stdout + done.stderr)[-4000:]}"
         )
+    return done.stdout

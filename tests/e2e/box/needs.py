@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from tests.cluster.build import UnavailableError
+from tests.cluster.build import UnavailableError, cache, go
+
+from . import layout
 
 # Command or file, and the Debian package that brings it.
 _COMMANDS = {
@@ -21,6 +24,11 @@ _COMMANDS = {
     "debootstrap": "debootstrap",
     "buildah": "buildah",
 }
+MEMORY, DISK = 6 << 30, 12 << 30
+"""Bytes that a machine must have to be tried as a node: what a run takes, and a little more."""
+
+_TRY = "mkdir lower upper work all && mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work box all"
+
 CNI = Path("/usr/lib/cni")
 _CNI_PACKAGE = "containernetworking-plugins"
 
@@ -40,6 +48,41 @@ def check() -> None:
         raise UnavailableError(
             f"the box needs {' '.join(packages)}: `python -m tests.e2e.box install` installs them with apt-get"
         )
+
+
+def lacks() -> str | None:
+    """Why this machine cannot be a node, also after `install`; None where it can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "it takes Linux and root"
+    missing = _missing()
+    if missing and shutil.which("apt-get") is None:
+        return f"{' '.join(missing)} are missing, and there is no apt-get to install them with"
+    if shutil.which("unshare") is None:
+        return "util-linux is missing"
+    with tempfile.TemporaryDirectory(dir=layout.folder().parent) as scratch:
+        new = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "sh", "-c", _TRY]
+        tried = subprocess.run(new, capture_output=True, text=True, cwd=scratch, check=False)
+    if tried.returncode:
+        return f"it may not make namespaces, or overlay mounts in them ({tried.stderr.strip()[-200:]})"
+    groups = [path for path in (layout.CGROUPS, *layout.CGROUPS.glob("*")) if path.is_mount()]
+    if not groups or any(not os.access(path, os.W_OK) for path in groups):
+        return f"it may not make control groups below {layout.CGROUPS}"
+    try:
+        go()
+    except UnavailableError as lack:
+        return str(lack)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if memory < MEMORY:
+        return f"it has {memory / 2**30:.1f} GiB of memory, and a node whose pods train takes {MEMORY >> 30}"
+    free = shutil.disk_usage(_cache_disk()).free
+    if free < DISK:
+        return f"{_cache_disk()} has {free / 2**30:.1f} GiB free, and the images take {DISK >> 30}"
+    return None
+
+
+def _cache_disk() -> Path:
+    """The nearest folder above the cache that is there."""
+    return next(folder for folder in (cache(), *cache().parents) if folder.is_dir())
 
 
 def install() -> None:
