@@ -1,4 +1,6 @@
-"""Does a model fit the memory of a slice while it serves? Weights, activations, then the KV cache.
+"""What a model takes of a slice's memory: its frozen base while it is trained; all of it while it serves.
+
+Serving: weights, activations, then the KV cache.
 
 Pure arithmetic on the catalog's shapes; what a runtime adds of its own is left to the share of the
 memory that the engine is told not to use.
