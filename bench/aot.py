@@ -18,6 +18,8 @@ v5p-2x2x2     ours on two hosts, 8 x 5120. v6e-2x4: ours on v6e, as two hosts of
 Tunix's layers are compiled as a scan over groups of six, as ours are: unrolled they take 7 minutes and
 9 GB on two idle cores (--unrolled does it) and the model says the same within 1 %. With --keep the
 scheduled programs stay, and --again reads those that are there instead of compiling them anew.
+`--json workloads/tunewright_workloads/compare/aot.json` is how the record that `tunewright compare
+--paper` shows is made: run it with everything, and commit the file with docs/benchmarks.md.
 The last line is JSON: ratio_to_paper, mfu, peak_hbm_share, seconds_per_1k_useful, compile_s.
 Exit code 1 when a program is missing from it.
 """
@@ -32,6 +34,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +82,11 @@ def main() -> int:
     parser.add_argument("--unrolled", action="store_true", help="Tunix's layers as Tunix runs them")
     parser.add_argument("--unroll", type=int, help="repetitions of our scan's body, instead of the default")
     parser.add_argument("--keep", metavar="DIR", help="write the scheduled programs there")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write the record there, for `tunewright compare --paper --compiled FILE`",
+    )
     parser.add_argument("--again", action="store_true", help="read the programs that are kept there already")
     parser.add_argument("--one", choices=list(POINTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -102,7 +111,7 @@ def main() -> int:
         found[name] = json.loads(done.stdout.splitlines()[-1])
         print(text(name, found[name]), flush=True)
     ours, paper, peer = found.get("ours"), found.get("paper"), found.get("maxtext")
-    print(json.dumps({
+    record = {
         "ratio_to_paper": paper and ours and paper["seconds_per_1k"] / ours["seconds_per_1k"],
         "mfu": ours and ours["mfu"],
         "peak_hbm_share": ours and ours["peak_hbm_share"],
@@ -112,8 +121,31 @@ def main() -> int:
         "without": without,
         "layers": args.layers or 60,
         "programs": found,
-    }))  # fmt: skip
+    }  # fmt: skip
+    print(json.dumps(record))
+    if args.json:
+        write(Path(args.json), record)
     return 0 if set(found) | set(without) == set(args.only) else 1
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """The record with what it came from: what `tunewright compare --paper` reads."""
+    versions = {name: metadata.version(name) for name in ("jax", "libtpu", "google-tunix", "qwix")}
+    programs = {
+        name: {"accelerator": POINTS[name].accelerator, "topology": POINTS[name].topology}
+        | {key: value for key, value in row.items() if key not in ("top", "traffic")}
+        for name, row in record["programs"].items()
+    }
+    missing = {name: "not asked for" for name in POINTS if name not in programs} | record["without"]
+    whole = {
+        "command": " ".join(["bench/aot.py", *sys.argv[1:]]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": versions,
+        **record,
+        "without": missing,
+        "programs": programs,
+    }
+    path.write_text(json.dumps(whole, indent=2) + "\n")
 
 
 def text(name: str, row: dict[str, Any]) -> str:

@@ -321,7 +321,7 @@ class Limits(Section):
         None, description="Time with a slice held, over all attempts.", examples=["12h"]
     )
     cost_usd: float | None = Field(
-        None, alias="costUSD", gt=0, le=10_000_000, description="US dollars at the catalog's list price."
+        None, alias="costUSD", gt=0, le=10_000_000, description="US dollars at the catalog's price for spec.accelerator.provisioning, or the operator's own."
     )
     retries: Int = Field(
         3, ge=0, le=100, description="New attempts after a failure. A preemption is no failure."
@@ -583,13 +583,16 @@ class JobProgress(Record):
 
 
 class Cost(Record):
-    """At the catalog's list prices; what is billed may differ."""
+    """At the named price; what is billed may differ."""
 
     estimated_usd: float | None = Field(
         None, alias="estimatedUSD", ge=0, description="US dollars that the whole job is expected to cost."
     )
     spent_usd: float = Field(0.0, alias="spentUSD", ge=0, description="US dollars, over all attempts.")
     chip_hours: float = Field(0.0, ge=0, description="Chips times hours held, over all attempts.")
+    price: str = Field(
+        "", max_length=1024, description="The price reckoned with: dollars, model, date and source."
+    )
 
 
 class Preflight(Record):

@@ -30,6 +30,13 @@ namespace: Any = click.option(
     help="For resources that name none.",
 )
 
+prices: Any = click.option(
+    "--prices",
+    "prices_file",
+    type=click.Path(path_type=Path),
+    help="JSON file with prices that stand before the catalog's.",
+)
+
 program: Any = click.option(
     "--program",
     type=click.Choice(["auto", "torch"]),

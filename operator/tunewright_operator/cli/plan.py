@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -10,6 +11,8 @@ import click
 from tunewright_operator.cli import options
 from tunewright_operator.cli.datasets import check
 from tunewright_operator.plan import Settings
+from tunewright_workloads.contract import prices
+from tunewright_workloads.contract.accelerators import ACCELERATORS
 
 
 @click.command()
@@ -24,24 +27,26 @@ from tunewright_operator.plan import Settings
     "--no-jobset", is_flag=True, help="The cluster lacks JobSet: use Indexed Jobs for several machines."
 )
 @options.program
+@options.prices
 @click.option("--no-data", is_flag=True, help="Do not look into the datasets.")
 def plan(
     source: str, namespace: str, output: str, local: bool, registry: str, no_jobset: bool,
-    program: Literal["auto", "torch"], no_data: bool,
+    program: Literal["auto", "torch"], prices_file: Path | None, no_data: bool,
 ) -> None:  # fmt: skip
     """Check a file and print the objects that a cluster would get.
 
     Nothing is contacted: not a cluster, not a bucket. Datasets that are on this machine are read.
     """
     resources = options.load(source, namespace, here=local)
-    settings = Settings(registry=registry, jobset=not no_jobset, local=local, program=program)
+    book = prices.read(prices_file, tuple(ACCELERATORS)) if prices_file else {}
+    settings = Settings(registry=registry, jobset=not no_jobset, local=local, program=program, prices=book)
     made = options.plans(resources, settings)
     if not no_data:
         check(made)
     objects = [m for _, plan in made for m in plan.manifests()]
     click.echo(dump(objects, output), nl=False)
     for resource, plan in made:
-        for note in plan.notes:
+        for note in (*plan.notes, *([plan.price] if plan.price else [])):
             click.echo(f"{resource.kind}/{resource.metadata.name}: {note}", err=True)
 
 

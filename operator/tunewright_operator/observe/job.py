@@ -59,7 +59,8 @@ class Facts:
     invalid:   why the spec cannot be planned; final.
     missing:   references that are not there yet.
     hint:      what the API server's events say where a stage has no pods.
-    price:     US dollars a chip-hour. artifacts: URI by name, as planned.
+    price:     US dollars a chip-hour; priced: the same in words, with model, date and source.
+    artifacts: URI by name, as planned.
     """
 
     stages: Sequence[StageFacts]
@@ -71,6 +72,7 @@ class Facts:
     missing: Sequence[Missing] = ()
     hint: str | None = None
     price: float = 0.0
+    priced: str = ""
     artifacts: Mapping[str, str] = field(default_factory=dict)
     preflight: Object | None = None
 
@@ -334,7 +336,7 @@ def _fill(
     if facts.preflight:
         status["preflight"] = facts.preflight
     _progress(status, facts.progress, current, now)
-    _cost(status, account, facts.price, over, now)
+    _cost(status, account, facts, over, now)
     _artifacts(status, facts, done)
     said = [
         Condition("Ready", say.ready, say.reason, say.message),
@@ -388,10 +390,12 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _cost(status: Object, account: Ledger, price: float, over: bool, now: datetime) -> None:
-    hours = account.hours(now)
+def _cost(status: Object, account: Ledger, facts: Facts, over: bool, now: datetime) -> None:
+    hours, price = account.hours(now), facts.price
     spent = round(hours * price, 2)
     cost: Object = {"spentUSD": spent, "chipHours": round(hours, 3)}
+    if facts.priced:
+        cost["price"] = facts.priced
     eta = (status.get("progress") or {}).get("eta")
     if over:
         cost["estimatedUSD"] = spent

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from tunewright_operator.api.job import FineTuneJob, FineTuneJobSpec
-from tunewright_operator.plan import memory, names, network, pods, progress
+from tunewright_operator.plan import cost, memory, names, network, pods, progress
 from tunewright_operator.plan.jobs import Rules, workload
 from tunewright_operator.plan.settings import Settings
 from tunewright_operator.plan.stage import Manifest, Plan, Stage
@@ -96,6 +96,7 @@ class _Job:
             output=merged(self.resource) if spec.output.merge else spec.output.uri.rstrip("/"),
             deadline=spec.limits.run_seconds,
             notes=(estimate,) if estimate else (),
+            price=cost.hourly(spec.accelerator, self.settings.prices),
         )
 
     # -- stages -------------------------------------------------------------------------------
@@ -232,6 +233,7 @@ class _Job:
             hosts=self.rows.hosts,
             fsdp=fsdp,
             tp=tp,
+            provisioning=self.spec.accelerator.provisioning.mode,
         )
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 from tunewright_operator.api.endpoint import ServeEndpoint
 from tunewright_operator.api.job import FineTuneJob
 from tunewright_operator.api.pods import PodTemplate
-from tunewright_operator.plan import finetune, names, pods, progress
+from tunewright_operator.plan import cost, finetune, names, pods, progress
 from tunewright_operator.plan.jobs import Rules, workload
 from tunewright_operator.plan.settings import Settings
 from tunewright_operator.plan.stage import Manifest, Plan, Stage
@@ -115,6 +115,7 @@ class _Endpoint:
             after=tuple(self.after(stages[0], revision)),
             output=self.uri,
             notes=tuple(notes),
+            price=cost.hourly(self.spec.accelerator, self.settings.prices),
         )
 
     # -- configuration ------------------------------------------------------------------------
@@ -437,6 +438,7 @@ class _Endpoint:
             accelerator=self.spec.accelerator.type,
             topology=self.spec.accelerator.topology,
             count=self.spec.accelerator.count,
+            provisioning=self.spec.accelerator.provisioning.mode,
             params=(self.model.params_active or self.model.params) if self.model else None,
             output=f"{WORK}/{BENCHMARK_KEY}",
         )

@@ -8,6 +8,7 @@ from typing import Literal
 
 from tunewright_workloads import __version__
 from tunewright_workloads.contract.faults import Fault, UserError, show
+from tunewright_workloads.contract.prices import Book
 
 VERSION = __version__
 
@@ -30,6 +31,7 @@ class Settings:
     scratch_class: storage class of the scratch volume; None uses the node's own disk.
     program:      which of the two training programs runs: auto is PyTorch on GPUs and JAX elsewhere;
                   torch is PyTorch on CPUs as well, to compare the two.
+    prices:       prices by accelerator and model that stand before the catalog's.
     local:        the plan is run as processes on this machine, where file:// is the user's disk.
     """
 
@@ -44,6 +46,7 @@ class Settings:
     hpa_metric: str = "prometheus.googleapis.com|vllm:num_requests_waiting|gauge"
     scratch_class: str | None = None
     program: Literal["auto", "torch"] = "auto"
+    prices: Book = field(default_factory=dict)
     local: bool = False
 
     def __post_init__(self) -> None:

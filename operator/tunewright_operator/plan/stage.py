@@ -88,6 +88,7 @@ class Plan:
     deadline: seconds of `limits.runTime`. Not the Job's activeDeadlineSeconds, which also counts
             the wait for a node: whoever runs the plan keeps the time.
     notes:  what a user should know and is no error.
+    price:  what an hour of it costs, with the price's model, date and source; empty on ordinary nodes.
     """
 
     kind: str
@@ -99,6 +100,7 @@ class Plan:
     output: str = ""
     deadline: int | None = None
     notes: tuple[str, ...] = ()
+    price: str = ""
 
     def manifests(self) -> Iterator[Manifest]:
         """Every child, in the order in which it is applied."""

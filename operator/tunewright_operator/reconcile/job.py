@@ -14,7 +14,7 @@ from tunewright_operator.observe import job as judge
 from tunewright_operator.observe import pods as looks
 from tunewright_operator.observe import times
 from tunewright_operator.observe.job import Facts, StageFacts, Verdict
-from tunewright_operator.plan import progress
+from tunewright_operator.plan import cost, progress
 from tunewright_operator.plan.stage import Plan
 from tunewright_operator.reconcile import references, resources
 from tunewright_operator.reconcile.cache import Key
@@ -31,6 +31,8 @@ Object = dict[str, Any]
 logger = logging.getLogger(__name__)
 _EVENTS_AFTER = 10.0
 """Seconds without a pod after which the API server's events are asked why."""
+_LASTING = 5.0
+"""Seconds after its start at which a workload's pods must still be refused: it was tried again by then."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,8 @@ async def _facts(loop: Loop, known: Object, planned: Planned) -> Facts:
     if not idle and not any(looks.find(p).shape is looks.Shape.RUNNING for p in pods):
         missing = await loop.references.missing(namespace, references.of_job(spec))
     chip, base = spec.accelerator.chip, spec.output.uri.rstrip("/")
-    spot = spec.accelerator.provisioning.mode == "spot" and chip.spot_price is not None
-    price = chip.spot_price if spot and chip.spot_price else chip.price
+    found = cost.quote(spec.accelerator, loop.settings.prices)
+    priced = f"{found.price.text(chip.name)}; {found.note}" if found.note else found.price.text(chip.name)
     names = {"adapter": f"{base}/checkpoints"}
     if spec.output.merge:
         names["merged"] = f"{base}/merged"
@@ -132,7 +134,8 @@ async def _facts(loop: Loop, known: Object, planned: Planned) -> Facts:
         invalid=planned.invalid,
         missing=missing,
         hint=await _hint(loop, workloads, pods),
-        price=price.usd,
+        price=found.price.usd,
+        priced=priced if spec.accelerator.slice.chips else "",
         artifacts=names,
         preflight=_preflight(planned.plan),
     )
@@ -171,9 +174,7 @@ async def _hint(loop: Loop, workloads: dict[str, Object | None], pods: list[Obje
         fields = f"involvedObject.uid={one['metadata']['uid']},type=Warning"
         found = [e async for e in loop.client.list(EVENT, one["metadata"]["namespace"], fields=fields)]
         refused = [e for e in found if e.get("reason") in ("FailedCreate", "FailedCreation")]
-        refused = [e for e in refused if (e.get("lastTimestamp") or since) >= since]
-        firsts = [max(e.get("firstTimestamp") or since, since) for e in refused]
-        if refused and times.between(min(firsts), now) >= _EVENTS_AFTER:
+        if any(times.between(since, e.get("lastTimestamp") or since) >= _LASTING for e in refused):
             return str(refused[-1].get("message", ""))[:1000]
     return None
 

@@ -6,8 +6,11 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tunewright_operator.plan.settings import Settings
+from tunewright_workloads.contract import prices
+from tunewright_workloads.contract.accelerators import ACCELERATORS
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def read(arguments: Sequence[str] | None = None) -> Options:
     flag("endpoint-picker", None, "Service of the endpoint picker; empty: no InferencePool is made")
     flag("hpa-metric", images.hpa_metric, "pods metric with the number of waiting requests")
     flag("pull-policy", images.pull_policy, "IfNotPresent, Always or Never")
+    flag("prices", "", "JSON file with prices that stand before the catalog's")
     flag("scratch-class", None, "storage class of scratch volumes; empty: the node's disk")
     found = parser.parse_args(arguments)
     return Options(
@@ -84,5 +88,6 @@ def read(arguments: Sequence[str] | None = None) -> Options:
             hpa_metric=found.hpa_metric,
             pull_policy=found.pull_policy,
             scratch_class=found.scratch_class or None,
+            prices=prices.read(Path(found.prices), tuple(ACCELERATORS)) if found.prices else {},
         ),
     )

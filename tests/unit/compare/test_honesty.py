@@ -7,8 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from support import reports
-from tunewright_workloads.compare import honesty, table
+from tunewright_workloads.compare import compiled, honesty, table
 from tunewright_workloads.compare.__main__ import REFUSED, command
+from tunewright_workloads.contract.accelerators import ACCELERATORS
 from tunewright_workloads.contract.faults import UserError
 
 A, B = reports.run("v5p", 4, 12024), reports.run("h100", 2, 19404, program="torch")
@@ -50,7 +51,7 @@ def test_an_honest_pair_passes_without_a_refusal():
         ("adapter.dropout", 0.05, "flag", "dropout", "another result"),
         ("data.packing", False, "flag", "packing", "padding"),
         ("time.cache", "warm", "flag", "compile cache", "compilation"),
-        ("hardware.mode", "spot", "flag", "price mode", "purchase modes"),
+        ("hardware.mode", "spot", "flag", "price of the second run", "not what it cost"),
         ("loss", [{"step": 10, "loss": 1.0, "tokens": 5}], "flag", "loss curve of the second run", "thinned"),
         ("precision.adapter", "bfloat16", "flag", "adapter precision", "rounded away"),
     ],
@@ -80,6 +81,12 @@ def test_two_runs_that_differ_are_caught_with_the_reason(field, value, severity,
 def test_two_benches_that_differ_are_caught(field, value, severity, what):
     findings = honesty.benches(SERVED_A, reports.changed(SERVED_B, field, value))
     assert [(f.severity, f.what) for f in findings] == [(severity, what)]
+
+
+def test_dollars_of_other_purchase_models_are_flagged():
+    spot = reports.changed(B, "hardware.mode", "spot")
+    findings = honesty.runs(A, reports.changed(spot, "hardware.price.model", "spot"))
+    assert [(f.severity, f.what, f.a, f.b) for f in findings] == [("flag", "price model", "onDemand", "spot")]
 
 
 def test_a_refused_comparison_prints_no_ratio():
@@ -136,9 +143,28 @@ def test_other_prices_change_the_dollars(folders, tmp_path):
     assert "price date" in result.output
 
 
+def test_a_price_by_model_is_taken_for_the_runs_that_were_bought_so(folders, tmp_path):
+    path = folders[1] / "report.json"
+    path.write_text(reports.changed(B, "hardware.mode", "spot").model_dump_json(by_alias=True))
+    prices = tmp_path / "prices.json"
+    one = {"usd": 5.53, "date": "2026-11-01", "source": "bill"}
+    prices.write_text(json.dumps({"h100": {"spot": one, "committed3y": {**one, "usd": 2.0}}}))
+    arguments = [*map(str, folders), "--prices", str(prices), "--output", "markdown"]
+    result = CliRunner().invoke(command, arguments)
+    assert "$5.53 per h100 chip-hour, spot (2026-11-01, bill)" in result.output
+    assert "| training $ | 56.11 | 59.61 |" in result.output
+
+    result = CliRunner().invoke(command, [*arguments, "--price-model", "committed3y"])
+    assert isinstance(result.exception, UserError)
+    assert "no committed3y price of v5p in the catalog" in result.exception.text()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ('{"h100": {"spot": {"usd": "much", "date": "d", "source": "s"}}}', "h100.spot.usd"),
+        ('{"h100": {"spot": 3}}', "h100.spot.usd: is required"),
+        ('{"h100": 3}', "h100: must be {usd, date, source}"),
         ('{"v5q": {}}', "Did you mean v5p"),
         ('{"v5p": {"usd": -1, "date": "d", "source": "s"}}', "v5p.usd"),
         ("[]", "must be an object"),
@@ -158,6 +184,53 @@ def test_a_report_that_is_none_is_refused_by_field(tmp_path, folders):
     result = CliRunner().invoke(command, [str(tmp_path / "x.json"), str(folders[1])])
     assert isinstance(result.exception, UserError)
     assert "x.json: program: is required" in result.exception.text()
+
+
+def test_the_compiled_programs_stand_beside_the_paper_with_their_caveat(tmp_path):
+    result = CliRunner().invoke(command, ["--paper"], terminal_width=200, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "no measurement" in result.output and "ours (v5p 2x2x1)" in result.output
+
+    data = json.loads(CliRunner().invoke(command, ["--paper", "--output", "json"]).output)["compiled"]
+    data["programs"]["ours"]["seconds_per_1k"] = data["programs"]["paper"]["seconds_per_1k"] / 5
+    data["layers"] = 12
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(data))
+    result = CliRunner().invoke(command, ["--paper", "--compiled", str(other), "--output", "json"])
+    found = json.loads(result.output)["compiled"]
+    assert next(r for r in found["rows"] if r["program"].startswith("ours"))["x the recipe"] == "5.0x"
+    assert any("12 of the model's 60 layers" in line for line in found["remarks"])
+
+    other.write_text('{"programs": {}}')
+    result = CliRunner().invoke(command, ["--paper", "--compiled", str(other)])
+    assert isinstance(result.exception, UserError)
+    assert "must be what bench/aot.py --json wrote" in result.exception.text()
+
+
+def test_the_recorded_programs_are_those_of_the_docs():
+    docs = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
+    for name, program in compiled.read().programs.items():
+        row = next(line for line in docs.splitlines() if line.startswith(f"| {name} | "))
+        assert f"**{program.seconds_per_1k:.3f}**" in row, row
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "model", "noted"),
+    [
+        ("v5p", "onDemand", "onDemand", False),
+        ("v5p", "spot", "spot", False),
+        ("v7x", "spot", "onDemand", True),
+        ("v5p", "flexStart", "onDemand", True),
+        ("v5p", "reservation", "onDemand", True),
+        ("v5p", "computeClass", "onDemand", True),
+    ],
+)
+def test_a_price_that_nobody_has_given_is_not_made_up(kind, mode, model, noted):
+    found = ACCELERATORS[kind].quote(mode)
+    assert found.price.model == model
+    assert (found.note is not None) == noted
+    if noted:
+        assert f"no {mode} price of {kind} in the catalog" in found.note and "--prices FILE" in found.note
 
 
 def test_the_paper_is_derived_on_request():

@@ -88,7 +88,7 @@ def test_slices_are_named_as_people_name_them(kind, chips, name):
 
 def test_every_price_has_a_date_and_a_source():
     for chip in accelerators.ACCELERATORS.values():
-        assert chip.price.date and chip.price.source
+        assert all(p.date and p.source for p in chip.prices().values())
 
 
 def test_the_papers_hourly_prices_follow_from_the_catalog():

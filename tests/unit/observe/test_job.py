@@ -385,6 +385,11 @@ def test_the_time_of_a_transition_changes_with_the_status_and_not_with_the_messa
     assert times == [stamp(0), stamp(0), stamp(60)]
 
 
+def test_the_cost_names_its_price() -> None:
+    found = look(train=TRAIN, pods=[POD.running(0)], minute=15, priced="$1.68 per v5p chip-hour, spot (d, s)")
+    assert found.status["cost"]["price"] == "$1.68 per v5p chip-hour, spot (d, s)"
+
+
 def test_a_look_at_an_unchanged_cluster_gives_the_same_status_but_for_its_cost() -> None:
     first = look(train=TRAIN, pods=[POD.running(0)], minute=1)
     second = look(first.status, train=TRAIN, pods=[POD.running(0)], minute=50)

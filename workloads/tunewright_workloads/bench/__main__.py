@@ -33,6 +33,7 @@ _OPTIONS: dict[str, tuple[type, str]] = {
     "accelerator": (str, "what the server runs on: v6e, h100, cpu, ..."),
     "topology": (str, "of its TPU slice"),
     "count": (int, "of its GPUs"),
+    "provisioning": (str, "how its nodes were obtained, for the price: onDemand, spot, ..."),
     "params": (float, "parameters a token passes through: flags a first token that is too fast to be true"),
     "output": (str, "file of the report (default: bench.json)"),
 }

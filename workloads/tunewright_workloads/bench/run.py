@@ -32,8 +32,9 @@ def run(config: BenchConfig) -> BenchReport:
     chip = accelerator(config.accelerator, "accelerator")
     rows = slice_of(config.accelerator, config.topology, config.count, place="accelerator")
     hardware = HardwareRecord(
-        type=chip.name, topology=config.topology, chips=rows.chips, hosts=rows.hosts, price=chip.price
-    )
+        type=chip.name, topology=config.topology, chips=rows.chips, hosts=rows.hosts,
+        mode=config.provisioning, price=chip.quote(config.provisioning).price,
+    )  # fmt: skip
     slo = figures.Slo(config.slo_ttft_ms, config.slo_tpot_ms)
     floor = figures.floor_ms(config.params, config.input_tokens, chip, rows)
     report = asyncio.run(_run(config, hardware, slo, floor))

@@ -16,13 +16,14 @@ from pydantic import BaseModel, ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from tunewright_workloads.compare import paper, table
-from tunewright_workloads.contract import exits
-from tunewright_workloads.contract.accelerators import ACCELERATORS, Price
+from tunewright_workloads.compare import compiled, paper, table
+from tunewright_workloads.contract import exits, prices
+from tunewright_workloads.contract.accelerators import ACCELERATORS, accelerator
 from tunewright_workloads.contract.benchmark import BenchReport
 from tunewright_workloads.contract.configs import faults_of
-from tunewright_workloads.contract.faults import Fault, UserError, nearest, show
-from tunewright_workloads.contract.report import RunReport
+from tunewright_workloads.contract.faults import Fault, UserError, show
+from tunewright_workloads.contract.prices import Book, PriceModel, of_model
+from tunewright_workloads.contract.report import HardwareRecord, RunReport
 
 REFUSED = 3
 
@@ -46,63 +47,45 @@ def find(where: Path) -> tuple[RunReport, BenchReport | None]:
     return read(RunReport, report), read(BenchReport, bench) if bench.exists() else None
 
 
-def reprice(
-    run: RunReport, bench: BenchReport | None, prices: dict[str, Price]
-) -> tuple[RunReport, BenchReport | None]:
-    """The same records at other prices of a chip-hour."""
+def reprice(record: R, book: Book, model: PriceModel | None) -> R:
+    """The record of a run or a bench at other prices.
 
-    def priced(record: R) -> R:
-        hardware = record.hardware  # type: ignore[attr-defined]
-        price = prices.get(hardware.type, hardware.price)
-        return record.model_copy(update={"hardware": hardware.model_copy(update={"price": price})})
-
-    return priced(run), priced(bench) if bench else None
-
-
-def read_prices(path: Path) -> dict[str, Price]:
-    """`{"v5p": {"usd": 3.1, "date": "2026-11-01", "source": "our contract"}, ...}`."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(Fault(str(path), f"cannot be read: {error.strerror}")) from None
-    except ValueError as error:
-        raise UserError(Fault(str(path), f"is not JSON: {error}")) from None
-    if not isinstance(data, dict):
-        raise UserError(
-            Fault(str(path), "must be an object: accelerator type -> {usd, date, source}", show(data))
-        )
-    prices: dict[str, Price] = {}
-    faults: list[Fault] = []
-    for name, value in data.items():
-        if name not in ACCELERATORS:
-            near = nearest(name, list(ACCELERATORS))
-            faults.append(
-                Fault(f"{path}: {name}", "is no accelerator", None, f"Did you mean {near}?" if near else None)
-            )
-            continue
-        try:
-            prices[name] = Price.model_validate(value)
-        except ValidationError as error:
-            faults += faults_of(error, Price, f"{path}: {name}.")
-    if faults:
-        raise UserError(faults)
-    return prices
+    model: how the chips are paid for; None: as they were obtained. A price of `book` stands before the
+    catalog's; one that neither has leaves the record as it is, unless `model` asks for it (UserError).
+    """
+    hardware: HardwareRecord = record.hardware  # type: ignore[attr-defined]
+    if not hardware.chips or (model is None and hardware.type not in book):
+        return record
+    chip = accelerator(hardware.type)
+    known = chip.prices(book)
+    price = of_model(chip.name, known, model) if model else chip.quote(hardware.mode, book).price
+    return record.model_copy(update={"hardware": hardware.model_copy(update={"price": price})})
 
 
-def show_paper(console: Console, as_json: bool) -> None:
-    """The published figures, each derived again."""
+def show_paper(console: Console, as_json: bool, programs: compiled.Compiled) -> None:
+    """The published figures, each derived again, and what the compiled programs say beside them."""
     if as_json:
         claims = [
             {"what": c.what, "printed": c.printed, "derived": c.derived, "holds": c.holds}
             for c in paper.claims()
         ]
-        print(json.dumps({"claims": claims, "remarks": paper.remarks()}, indent=2))
+        data = {"claims": claims, "remarks": paper.remarks(), "compiled": programs.data()}
+        print(json.dumps(data, indent=2))
         return
     out = Table("figure", "printed", "derived", "holds", "how", title="arXiv 2605.25645, from its own inputs")
     for claim in paper.claims():
         out.add_row(claim.what, claim.printed, claim.derived, "yes" if claim.holds else "NO", claim.how)
     console.print(out)
     for line in paper.remarks():
+        console.print(f"- {line}", highlight=False)
+    console.print()
+    beside = Table(
+        *compiled.COLUMNS, title="Compiled programs: the compiler's model of a v5p, no measurement"
+    )
+    for row in programs.rows():
+        beside.add_row(*row)
+    console.print(beside)
+    for line in programs.remarks():
         console.print(f"- {line}", highlight=False)
 
 
@@ -119,25 +102,47 @@ def show_comparison(console: Console, result: table.Comparison) -> None:
 @click.argument("a", required=False, type=click.Path(path_type=Path))
 @click.argument("b", required=False, type=click.Path(path_type=Path))
 @click.option("--paper", "paper_", is_flag=True, help="Derive the published figures again from their inputs.")
-@click.option("--prices", type=click.Path(path_type=Path), help="JSON file with other prices of a chip-hour.")
+@click.option(
+    "--compiled",
+    "programs",
+    type=click.Path(path_type=Path),
+    help="With --paper: what `bench/aot.py --json` wrote, instead of the recorded run.",
+)
+@click.option(
+    "--prices",
+    "prices_file",
+    type=click.Path(path_type=Path),
+    help="JSON file with other prices of a chip-hour.",
+)
+@click.option(
+    "--price-model",
+    type=click.Choice(prices.MODELS),
+    help="How the chips are paid for. Default: as they were obtained.",
+)
 @click.option(
     "--output", "form", type=click.Choice(["table", "json", "markdown"]), default="table", show_default=True
 )
 @click.option("--plots", type=click.Path(path_type=Path, file_okay=False), help="Folder for the pictures.")
 def command(
-    a: Path | None, b: Path | None, paper_: bool, prices: Path | None, form: str, plots: Path | None
-) -> None:
+    a: Path | None, b: Path | None, paper_: bool, programs: Path | None, prices_file: Path | None,
+    price_model: PriceModel | None, form: str, plots: Path | None,
+) -> None:  # fmt: skip
     """Sets two runs side by side, or says why that would be dishonest."""
     console = Console()
     if paper_:
-        if a or b:
-            raise click.UsageError("--paper takes no runs")
-        show_paper(console, form == "json")
+        if a or b or prices_file or price_model or plots or form == "markdown":
+            raise click.UsageError("--paper takes --compiled and --output table or json, and nothing else")
+        show_paper(console, form == "json", compiled.read(programs))
         return
+    if programs:
+        raise click.UsageError("--compiled goes with --paper")
     if a is None or b is None:
         raise click.UsageError("give two report.json files or directories, or --paper")
-    known = read_prices(prices) if prices else {}
-    (run_a, bench_a), (run_b, bench_b) = (reprice(*find(where), known) for where in (a, b))
+    book = prices.read(prices_file, tuple(ACCELERATORS)) if prices_file else {}
+    (run_a, bench_a), (run_b, bench_b) = (
+        (reprice(run, book, price_model), bench and reprice(bench, book, price_model))
+        for run, bench in (find(a), find(b))
+    )
     result = table.compare(run_a, run_b, bench_a, bench_b)
     if form == "json":
         print(json.dumps(result.data(), indent=2))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tunewright_workloads.contract.benchmark import BenchReport
+from tunewright_workloads.contract.prices import fits
 from tunewright_workloads.contract.report import RunReport
 
 MIN_REQUESTS = {"p50": 20, "p90": 100, "p99": 1000}
@@ -220,11 +221,17 @@ def _circumstances(a: RunReport, b: RunReport) -> Iterator[Finding]:
         )
     yield from _differs(
         "flag",
-        "price mode",
-        a.hardware.mode,
-        b.hardware.mode,
-        "Dollars of different purchase modes are no hardware comparison.",
+        "price model",
+        a.hardware.price.model,
+        b.hardware.price.model,
+        "Dollars of different purchase models are no hardware comparison.",
     )
+    for name, run in (("first", a), ("second", b)):
+        if run.hardware.chips and not fits(run.hardware.mode, run.hardware.price.model):
+            yield Finding(
+                "flag", f"price of the {name} run", run.hardware.mode, run.hardware.price.model,
+                "Its nodes were obtained otherwise than they are priced: its dollars are not what it cost.",
+            )  # fmt: skip
     yield from _differs(
         "flag", "price date", a.hardware.price.date, b.hardware.price.date, "List prices of different days."
     )

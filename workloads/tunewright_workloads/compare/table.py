@@ -10,7 +10,7 @@ from tunewright_workloads.compare.honesty import Finding
 from tunewright_workloads.compare.money import Offer, break_even
 from tunewright_workloads.contract.accelerators import accelerator
 from tunewright_workloads.contract.benchmark import BenchReport
-from tunewright_workloads.contract.report import RunReport
+from tunewright_workloads.contract.report import HardwareRecord, RunReport
 
 HOURS = (1, 8, 24, 24 * 30)
 
@@ -96,8 +96,11 @@ def _better_high(measure: str, a: float, b: float, form: str) -> Row:
 
 
 def _price(run: RunReport) -> str:
-    p = run.hardware.price
-    return f"${p.usd:.2f} per {run.hardware.type} chip-hour, {run.hardware.mode} ({p.date}, {p.source})"
+    return _priced(run.hardware)
+
+
+def _priced(h: HardwareRecord) -> str:
+    return h.price.text(h.type) if h.chips else "nodes without chips are not priced here"
 
 
 def _training(a: RunReport, b: RunReport) -> list[Row]:
@@ -154,7 +157,8 @@ def _money(a: RunReport, b: RunReport, bench_a: BenchReport, bench_b: BenchRepor
     rows = [_better_low(f"train once + serve {h} h, $", x.total(h), y.total(h), ",.2f") for h in HOURS]
     crossing = break_even(x, y)
     text = "never: one is cheaper in both" if crossing is None else f"{crossing:,.1f} h of serving"
-    return [*rows, Row("break-even", text, text)]
+    rows.append(Row("break-even", text, text))
+    return [*rows, Row("price of serving", _priced(bench_a.hardware), _priced(bench_b.hardware))]
 
 
 def _offer(run: RunReport, bench: BenchReport) -> Offer:

@@ -14,18 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tunewright_workloads.contract.faults import Fault, UserError, nearest, show
-
-Mode = Literal["onDemand", "spot", "flexStart", "reservation", "computeClass"]
-
-
-class Price(BaseModel):
-    """What one chip costs for one hour, in US dollars."""
-
-    model_config = ConfigDict(frozen=True)
-
-    usd: float = Field(ge=0)
-    date: str
-    source: str
+from tunewright_workloads.contract.prices import Book, Mode, Price, PriceModel, Quote, quote
 
 
 class Slice(BaseModel):
@@ -66,10 +55,19 @@ class Accelerator(BaseModel):
     peak_flops: float = 0.0
     devices_per_chip: int = 1
     cores_per_chip: int = 1
-    price: Price
-    spot_price: Price | None = None
+    price: Price = Field(description="on demand")
+    more_prices: tuple[Price, ...] = Field((), description="of other models, those that have a source")
     slices: tuple[Slice, ...] = ()
     serving: Literal["verified", "experimental", "no"] = "no"
+
+    def prices(self, book: Book | None = None) -> dict[PriceModel, Price]:
+        """Every known price by model; those of `book` stand before the catalog's."""
+        listed = {p.model: p for p in (self.price, *self.more_prices)}
+        return {**listed, **(book or {}).get(self.name, {})}
+
+    def quote(self, mode: Mode, book: Book | None = None) -> Quote:
+        """What a chip-hour costs when the nodes are obtained by `mode`."""
+        return quote(self.name, self.prices(book), mode)
 
     def slice_name(self, chips: int) -> str:
         """The name people use, `v5p-8` for 4 chips, `v6e-8` for 8."""
@@ -92,6 +90,14 @@ def _rows(machine: str, chips: int, **hosts: int) -> tuple[Slice, ...]:
 
 _PAPER = "arXiv 2605.25645, unit prices implied by its tables"
 _LIST = "Cloud TPU list price, US regions, from memory: check it before you budget by it"
+_TABLE = "SkyPilot's table of Google Cloud prices (skypilot-catalog v8, commit 006059e0f0), us-east5"
+"""One region for all, in which every one of these chips is sold. Spot prices change daily and differ
+by region: us-central1 asked half of these or less for TPUs in the same table, more for H100."""
+
+
+def _spot(usd: float, what: str = "") -> tuple[Price, ...]:
+    return (Price(usd=usd, date="2026-12-01", source=_TABLE + what, model="spot"),)
+
 
 _GIB = 1e9 / 2**30
 
@@ -103,7 +109,7 @@ _ALL = (
     Accelerator(
         name="v5e", kind="tpu", label="tpu-v5-lite-podslice", resource=TPU_RESOURCE, hbm_gib=16 * _GIB,
         hbm_bandwidth=819e9, peak_flops=197e12, serving="experimental",
-        price=Price(usd=1.20, date="2026-12-01", source=_LIST),
+        price=Price(usd=1.20, date="2026-12-01", source=_TABLE), more_prices=_spot(0.60),
         slices=(
             *_rows("ct5lp-hightpu-1t", 1, t1x1=1), *_rows("ct5lp-hightpu-4t", 4, t2x2=1),
             *_rows("ct5lp-hightpu-8t", 8, t2x4=1),
@@ -113,13 +119,13 @@ _ALL = (
     Accelerator(
         name="v5p", kind="tpu", label="tpu-v5p-slice", resource=TPU_RESOURCE, hbm_gib=95.74,
         hbm_bandwidth=2.765e12, peak_flops=459e12, cores_per_chip=2, serving="experimental",
-        price=Price(usd=4.20, date="2026-05-25", source=_PAPER),
+        price=Price(usd=4.20, date="2026-05-25", source=_PAPER), more_prices=_spot(1.68),
         slices=_rows("ct5p-hightpu-4t", 4, t2x2x1=1, t2x2x2=2, t2x2x4=4, t2x4x4=8, t4x4x4=16, t4x4x8=32),
     ),
     Accelerator(
         name="v6e", kind="tpu", label="tpu-v6e-slice", resource=TPU_RESOURCE, hbm_gib=32 * _GIB,
         hbm_bandwidth=1.64e12, peak_flops=918e12, serving="verified",
-        price=Price(usd=2.69, date="2026-05-25", source=_PAPER),
+        price=Price(usd=2.69, date="2026-05-25", source=_PAPER), more_prices=_spot(1.215),
         slices=(
             *_rows("ct6e-standard-1t", 1, t1x1=1), *_rows("ct6e-standard-4t", 4, t2x2=1),
             *_rows("ct6e-standard-8t", 8, t2x4=1),
@@ -139,6 +145,7 @@ _ALL = (
         name="h100", kind="gpu", label="nvidia-h100-80gb", resource=GPU_RESOURCE, hbm_gib=80.0,
         hbm_bandwidth=3.35e12, peak_flops=989e12, serving="verified",
         price=Price(usd=11.06, date="2026-05-25", source=_PAPER),
+        more_prices=_spot(2.699, ": 2.408 for the GPU and 0.291 for its share of an a3-highgpu"),
         slices=(
             Slice(topology="1", hosts=1, chips_per_host=1, machine="a3-highgpu-1g"),
             Slice(topology="2", hosts=1, chips_per_host=2, machine="a3-highgpu-2g"),

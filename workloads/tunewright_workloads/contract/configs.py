@@ -25,6 +25,7 @@ from pydantic.alias_generators import to_camel
 
 from tunewright_workloads.contract import uris
 from tunewright_workloads.contract.faults import Fault, UserError, nearest, show
+from tunewright_workloads.contract.prices import Mode
 
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TARGETS: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -111,6 +112,7 @@ class MeshConfig(Config):
     hosts: int = Field(1, ge=1)
     fsdp: int | None = Field(None, ge=1, description="None: chosen from the model and the devices")
     tp: int | None = Field(None, ge=1)
+    provisioning: Mode = Field("onDemand", description="How the nodes are obtained, for the report's price")
 
 
 class TrainConfig(Config):
@@ -257,6 +259,7 @@ class BenchConfig(Config):
     accelerator: str = Field("cpu", description="What the server runs on, for the floor and the record")
     topology: str | None = None
     count: int | None = Field(None, ge=1, description="GPUs")
+    provisioning: Mode = Field("onDemand", description="How the nodes were obtained, for the price")
     params: float | None = Field(None, gt=0, description="Parameters a token passes through, for the floor")
     output: str = Field(description="Path or file:// URI of the report")
 

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from tunewright_workloads.contract.accelerators import Mode, Price
+from tunewright_workloads.contract.prices import Mode, Price
 
 SCHEMA = "tunewright.dev/report/v1"
 
@@ -75,7 +75,7 @@ class HardwareRecord(_Record):
     topology: str | None = None
     chips: int = Field(description="0 on cpu")
     hosts: int = 1
-    mode: Mode = "onDemand"
+    mode: Mode = Field("onDemand", description="How the nodes were obtained")
     price: Price = Field(description="of one chip for one hour")
 
 

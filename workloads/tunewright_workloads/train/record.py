@@ -96,7 +96,8 @@ def report(
             moments="float32",
         ),
         hardware=contract.HardwareRecord(
-            type=c.mesh.accelerator, topology=c.mesh.topology, chips=chips, hosts=hosts, price=chip.price
+            type=c.mesh.accelerator, topology=c.mesh.topology, chips=chips, hosts=hosts,
+            mode=c.mesh.provisioning, price=chip.quote(c.mesh.provisioning).price,
         ),
         time=contract.TimeRecord(
             total=round(metrics.wall(), 3), steps=round(sum(seconds), 4),
