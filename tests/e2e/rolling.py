@@ -29,7 +29,7 @@ from tunewright_workloads.serve.verify import read
 REQUESTS = 1000
 """Asked for in all, at least."""
 
-CLIENTS, PAUSE = 4, 0.05
+CLIENTS, PAUSE = 4, 0.1
 """So many ask one after the other, each with a pause: the new server needs the processor as well."""
 
 PATIENCE = 600.0

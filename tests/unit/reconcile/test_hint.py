@@ -48,7 +48,7 @@ def workload(created: int, resumed: int | None = None, **spec: Any) -> dict[str,
     ("found", "refusals", "told"),
     [
         pytest.param(workload(60), [(55, 5)], True, id="refused since it was made"),
-        pytest.param(workload(60, 58), [(2, 2)], False, id="refused once, just now"),
+        pytest.param(workload(60, 30), [(29, 28)], False, id="refused at first, and not tried again yet"),
         pytest.param(workload(5), [(4, 1)], False, id="too young"),
         pytest.param(workload(900, 20), [(800, 700)], False, id="refused before it was resumed"),
         pytest.param(workload(900, 40), [(800, 5)], True, id="refused since it was resumed, too"),
