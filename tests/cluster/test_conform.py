@@ -78,6 +78,7 @@ def children(path: Path, settings: Settings) -> list[Object]:
 
 CLUSTERS = {
     "with every CRD": Settings(pod_monitoring=True, endpoint_picker="picker"),
+    "with the prometheus-operator": Settings(pod_monitor=True, pod_monitor_labels={"release": "prom"}),
     "without any": Settings(jobset=False),
 }
 

@@ -202,6 +202,8 @@ def test_every_value_of_the_chart_reaches_the_operator(monkeypatch: pytest.Monke
         "workloads.scratchClass": "ssd",
         "workloads.endpointPicker": "epp",
         "workloads.hpaMetric": "waiting",
+        "podMonitor.labels.release": "prom",
+        "podMonitor.labels.team": "a",
     }
     for name, value in environment(render(*(f"{k}={v}" for k, v in values.items()))).items():
         monkeypatch.setenv(name, value)
@@ -219,6 +221,7 @@ def test_every_value_of_the_chart_reaches_the_operator(monkeypatch: pytest.Monke
             scratch_class="ssd",
             endpoint_picker="epp",
             hpa_metric="waiting",
+            pod_monitor_labels={"release": "prom", "team": "a"},
         ),
     )
 

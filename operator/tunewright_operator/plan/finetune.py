@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from tunewright_operator.api.job import FineTuneJob, FineTuneJobSpec
-from tunewright_operator.plan import cost, memory, names, network, pods, progress
+from tunewright_operator.plan import cost, memory, monitoring, names, network, pods, progress
 from tunewright_operator.plan.jobs import Rules, workload
 from tunewright_operator.plan.settings import Settings
 from tunewright_operator.plan.stage import Manifest, Plan, Stage
@@ -91,7 +91,7 @@ class _Job:
                 *progress.objects(
                     progress.config_map(self.name), self.namespace, self.labels("progress"), self.account
                 ),
-                network.policy(self.name, self.namespace, self.labels("network")),
+                network.policy(self.name, self.namespace, self.labels("network"), self.metrics_port),
             ),
             output=merged(self.resource) if spec.output.merge else spec.output.uri.rstrip("/"),
             deadline=spec.limits.run_seconds,
@@ -135,6 +135,7 @@ class _Job:
             output=output,
             work=WORK,
             progress=PROGRESS,
+            metrics_port=self.metrics_port,
         )
         return self.stage(
             "train", config, volumes, chip=self.chip, rows=self.rows, artifact=f"{output}/checkpoints",
@@ -240,6 +241,21 @@ class _Job:
     def compute_dtype(self) -> Any:
         return "float32" if self.chip.kind == "cpu" else "bfloat16"
 
+    @property
+    def metrics_port(self) -> int | None:
+        """Where training serves metrics: nowhere unless somebody scrapes them. The PyTorch program has none."""
+        served = monitoring.watched(self.settings) and not self.settings.torch(self.chip.kind)
+        return monitoring.PORT if served else None
+
+    def monitors(self, stage: str) -> tuple[Manifest, ...]:
+        selector = {names.JOB: names.label(self.name), names.STAGE: stage}
+        if self.rows.multi_host:  # the first host speaks for all
+            selector[names.INDEX] = "0"
+        return monitoring.monitors(
+            names.child(self.name, stage), self.namespace, self.labels(stage), selector, monitoring.METRICS,
+            self.settings,
+        )  # fmt: skip
+
     # -- sizes --------------------------------------------------------------------------------
 
     def size_gib(self) -> float:
@@ -316,6 +332,9 @@ class _Job:
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": mounts,
         }  # fmt: skip
+        scraped = self.metrics_port if name == "train" else None
+        if scraped is not None:
+            container["ports"] = [{"name": monitoring.METRICS, "containerPort": scraped, "protocol": "TCP"}]
         provisioning = spec.accelerator.provisioning
         selector, tolerations = (
             pods.placement(chip, rows, provisioning.mode, provisioning.name)
@@ -347,4 +366,5 @@ class _Job:
         made, create_only = workload(
             self.name, name, self.namespace, labels, template, rows, rules, self.settings
         )
-        return Stage(name, (config_map, *made), config, artifact, create_only)
+        monitors = self.monitors(name) if scraped is not None else ()
+        return Stage(name, (config_map, *monitors, *made), config, artifact, create_only)

@@ -19,6 +19,7 @@ JOB = "tunewright.dev/job"
 ENDPOINT = "tunewright.dev/endpoint"
 STAGE = "tunewright.dev/stage"
 REVISION = "tunewright.dev/revision"
+INDEX = "batch.kubernetes.io/job-completion-index"
 
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 

@@ -11,7 +11,7 @@ from typing import Any
 from tunewright_operator.api.endpoint import ServeEndpoint
 from tunewright_operator.api.job import FineTuneJob
 from tunewright_operator.api.pods import PodTemplate
-from tunewright_operator.plan import cost, finetune, names, pods, progress
+from tunewright_operator.plan import cost, finetune, monitoring, names, pods, progress
 from tunewright_operator.plan.jobs import Rules, workload
 from tunewright_operator.plan.settings import Settings
 from tunewright_operator.plan.stage import Manifest, Plan, Stage
@@ -344,17 +344,9 @@ class _Endpoint:
                     },
                 }
             )
-        if self.settings.pod_monitoring and not spec.small:
-            made.append(
-                {
-                    "apiVersion": "monitoring.googleapis.com/v1",
-                    "kind": "PodMonitoring",
-                    "metadata": meta(names.child(self.name, "serve")),
-                    "spec": {
-                        "selector": {"matchLabels": selector},
-                        "endpoints": [{"port": HTTP, "path": "/metrics", "interval": "15s"}],
-                    },
-                }
+        if not spec.small:
+            made += monitoring.monitors(
+                names.child(self.name, "serve"), self.namespace, self.labels(), selector, HTTP, self.settings
             )
         if self.settings.endpoint_picker and not spec.small:
             made.append(

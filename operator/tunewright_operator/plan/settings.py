@@ -24,10 +24,13 @@ class Settings:
     gpu_image:    trains on GPUs, in PyTorch.
     serve_images: serve with vLLM, by kind of accelerator: vLLM's image with our workloads on top.
     jobset:       the JobSet CRD is installed: slices of several machines use it.
-    pod_monitoring: the CRD of Google Cloud Managed Prometheus is installed and wanted.
+    pod_monitoring: the CRD of Google Cloud Managed Prometheus is installed.
+    pod_monitor:  the CRD of the prometheus-operator is installed.
+    pod_monitor_labels: labels by which a Prometheus knows the PodMonitors that it takes.
     endpoint_picker: Service of the endpoint picker of an InferencePool; None plans no pool.
-    hpa_metric:   name of the pods metric under which the metrics adapter offers the number of
-                  waiting requests.
+    hpa_metric:   name of the pods metric under which the metrics adapter offers the number of waiting
+                  requests. The default is that of Google's Custom Metrics Stackdriver Adapter
+                  (docs.cloud.google.com, Managed Service for Prometheus, Horizontal Pod autoscaling).
     scratch_class: storage class of the scratch volume; None uses the node's own disk.
     program:      which of the two training programs runs: auto is PyTorch on GPUs and JAX elsewhere;
                   torch is PyTorch on CPUs as well, to compare the two.
@@ -42,6 +45,8 @@ class Settings:
     pull_policy: str = "IfNotPresent"
     jobset: bool = True
     pod_monitoring: bool = False
+    pod_monitor: bool = False
+    pod_monitor_labels: Mapping[str, str] = field(default_factory=dict)
     endpoint_picker: str | None = None
     hpa_metric: str = "prometheus.googleapis.com|vllm:num_requests_waiting|gauge"
     scratch_class: str | None = None

@@ -190,13 +190,14 @@ class Loop:
     async def _discover(self) -> None:
         """Which optional kinds the cluster has now; the plan depends on them."""
         self._served = {r for r in WATCHED if not r.optional}
-        for resource in (resources.JOBSET, resources.MONITORING, resources.POOL):
+        for resource in (resources.JOBSET, resources.MONITORING, resources.PODMONITOR, resources.POOL):
             if await self.client.served(resource):
                 self._served.add(resource)
         settings = replace(
             self.options.plan,
             jobset=resources.JOBSET in self._served,
             pod_monitoring=resources.MONITORING in self._served,
+            pod_monitor=resources.PODMONITOR in self._served,
             endpoint_picker=self.options.plan.endpoint_picker if resources.POOL in self._served else None,
         )
         if settings != self.settings:

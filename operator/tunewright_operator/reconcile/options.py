@@ -11,6 +11,7 @@ from pathlib import Path
 from tunewright_operator.plan.settings import Settings
 from tunewright_workloads.contract import prices
 from tunewright_workloads.contract.accelerators import ACCELERATORS
+from tunewright_workloads.contract.faults import Fault, UserError, show
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def read(arguments: Sequence[str] | None = None) -> Options:
         flag(f"serve-{kind}-image", image, f"image that serves with vLLM on {kind}")
     flag("endpoint-picker", None, "Service of the endpoint picker; empty: no InferencePool is made")
     flag("hpa-metric", images.hpa_metric, "pods metric with the number of waiting requests")
+    flag("pod-monitor-labels", "", "key=value,... of PodMonitors: what a Prometheus selects them by")
     flag("pull-policy", images.pull_policy, "IfNotPresent, Always or Never")
     flag("prices", "", "JSON file with prices that stand before the catalog's")
     flag("scratch-class", None, "storage class of scratch volumes; empty: the node's disk")
@@ -86,8 +88,20 @@ def read(arguments: Sequence[str] | None = None) -> Options:
             serve_images={kind: getattr(found, f"serve_{kind}_image") for kind in images.serve_images},
             endpoint_picker=found.endpoint_picker or None,
             hpa_metric=found.hpa_metric,
+            pod_monitor_labels=_labels(found.pod_monitor_labels),
             pull_policy=found.pull_policy,
             scratch_class=found.scratch_class or None,
             prices=prices.read(Path(found.prices), tuple(ACCELERATORS)) if found.prices else {},
         ),
     )
+
+
+def _labels(text: str) -> dict[str, str]:
+    """`a=b,c=d`. Raises UserError naming the part that is none."""
+    found = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not key or not equals:
+            raise UserError(Fault("pod-monitor-labels", "must be key=value,...", show(part)))
+        found[key] = value
+    return found

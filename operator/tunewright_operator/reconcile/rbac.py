@@ -60,7 +60,11 @@ RIGHTS: tuple[Right, ...] = (
     ),
     Right(
         "monitoring.googleapis.com", ("podmonitorings",), ("get", "create", "patch", "delete"),
-        "metrics of servers",
+        "metrics of servers and of training",
+    ),
+    Right(
+        "monitoring.coreos.com", ("podmonitors",), ("get", "create", "patch", "delete"),
+        "the same where the prometheus-operator scrapes",
     ),
     Right(
         "inference.networking.k8s.io", ("inferencepools",), ("get", "create", "patch", "delete"),

@@ -65,12 +65,13 @@ AUTOSCALER = Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizonta
 BUDGET = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 POLICY = Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 MONITORING = Resource("monitoring.googleapis.com", "v1", "PodMonitoring", "podmonitorings", optional=True)
+PODMONITOR = Resource("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors", optional=True)
 POOL = Resource("inference.networking.k8s.io", "v1", "InferencePool", "inferencepools", optional=True)
 EVENT = Resource("", "v1", "Event", "events")
 
 RESOURCES: tuple[Resource, ...] = (
     FINETUNEJOB, ENDPOINT, JOB, JOBSET, POD, CONFIGMAP, SERVICE, DEPLOYMENT, CLAIM, ACCOUNT, ROLE, BINDING,
-    AUTOSCALER, BUDGET, POLICY, MONITORING, POOL, EVENT,
+    AUTOSCALER, BUDGET, POLICY, MONITORING, PODMONITOR, POOL, EVENT,
 )  # fmt: skip
 WATCHED = tuple(r for r in RESOURCES if r.watched)
 _BY_KIND = {(r.group, r.kind): r for r in RESOURCES}

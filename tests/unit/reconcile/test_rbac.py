@@ -61,7 +61,8 @@ def planned() -> list[dict[str, Any]]:
     ):
         body = {"model": {"uri": "gs://acme/m"}, **spec}
         end = api.ServeEndpoint.model_validate({"metadata": {"name": "a", "namespace": "b"}, "spec": body})
-        made += list(plan.endpoint(end, settings).manifests())
+        for own in (settings, plan.Settings(pod_monitor=True)):
+            made += list(plan.endpoint(end, own).manifests())
     return made
 
 
