@@ -93,6 +93,16 @@ def test_a_refused_comparison_prints_no_ratio():
     result = table.compare(A, reports.changed(B, "training.steps", 25))
     assert result.refused
     assert all(row.ratio is None for row in result.rows)
+    assert "No ratio is given" in result.markdown()
+
+
+def test_what_has_no_price_costs_no_zero_dollars():
+    cpu = reports.run("cpu", 0, 100), reports.run("cpu", 0, 120, program="torch")
+    result = table.compare(*cpu)
+    assert not [row for row in result.rows if "$" in row.measure]
+    assert result.names == ("jax on cpu", "torch on cpu")
+    assert table.compare(cpu[0], cpu[0]).names == ("A: jax on cpu", "B: jax on cpu")
+    assert "bench.json" in result.markdown()
 
 
 def test_every_dollar_names_its_price():
@@ -177,6 +187,12 @@ def test_a_bad_price_file_is_refused_by_place(folders, tmp_path, text, says):
     result = CliRunner().invoke(command, [*map(str, folders), "--prices", str(prices)])
     assert isinstance(result.exception, UserError)
     assert says in result.exception.text()
+
+
+def test_a_folder_without_a_report_is_refused_with_the_way_out(tmp_path, folders):
+    result = CliRunner().invoke(command, [str(tmp_path), str(folders[1])])
+    assert isinstance(result.exception, UserError)
+    assert "holds no report.json. Give the output folder of a finished run." in result.exception.text()
 
 
 def test_a_report_that_is_none_is_refused_by_field(tmp_path, folders):

@@ -43,6 +43,9 @@ def read(kind: type[R], path: Path) -> R:
 def find(where: Path) -> tuple[RunReport, BenchReport | None]:
     """The report at `where` (file or directory) and the bench beside it, if there is one."""
     report = where / "report.json" if where.is_dir() else where
+    if where.is_dir() and not report.exists():
+        fix = "Give the output folder of a finished run."
+        raise UserError(Fault(str(where), "holds no report.json", None, fix))
     bench = report.with_name("bench.json")
     return read(RunReport, report), read(BenchReport, bench) if bench.exists() else None
 
@@ -94,6 +97,8 @@ def show_comparison(console: Console, result: table.Comparison) -> None:
     for row in result.rows:
         out.add_row(row.measure, row.a, row.b, "" if row.ratio is None else f"{row.ratio:.2f}x")
     console.print(out)
+    for line in result.notes:
+        console.print(line, highlight=False)
     for finding in result.findings:
         console.print(f"{finding.severity.upper()}: {finding}", highlight=False)
 

@@ -60,6 +60,8 @@ def _differs(
 def _short(value: Any) -> str:
     if isinstance(value, str) and len(value) == 64:
         return value[:12]
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)

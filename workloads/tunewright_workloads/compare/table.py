@@ -32,6 +32,20 @@ class Comparison:
     names: tuple[str, str]
     findings: list[Finding]
     rows: list[Row]
+    served: bool = False
+
+    @property
+    def notes(self) -> list[str]:
+        """How to read the table."""
+        lines = ["ratio: how many times better the first is; empty where that says nothing."]
+        if self.refused:
+            lines = ["No ratio is given: the two did not do the same work (see refuse)."]
+        if not self.served:
+            lines.append(
+                "Training alone: with a bench.json (tunewright bench) beside both reports, serving, total cost "
+                "and break-even are compared, too."
+            )
+        return lines
 
     @property
     def refused(self) -> bool:
@@ -42,6 +56,7 @@ class Comparison:
         return {
             "names": list(self.names),
             "honest": not self.refused,
+            "notes": self.notes,
             "findings": [asdict(f) for f in self.findings],
             "rows": [asdict(r) for r in self.rows],
         }
@@ -50,6 +65,7 @@ class Comparison:
         """The table, then every finding."""
         lines = [f"| measure | {self.names[0]} | {self.names[1]} | ratio |", "| --- | ---: | ---: | ---: |"]
         lines += [f"| {r.measure} | {r.a} | {r.b} | {_ratio(r)} |" for r in self.rows]
+        lines += ["", *self.notes]
         if self.findings:
             lines += ["", "What a reader must know:", ""]
             lines += [f"- **{f.severity}** {f}" for f in self.findings]
@@ -77,7 +93,10 @@ def compare(
         rows += _serving(bench_a, bench_b) + _money(a, b, bench_a, bench_b)
     if any(f.severity == "refuse" for f in findings):
         rows = [Row(r.measure, r.a, r.b) for r in rows]
-    return Comparison(names or (_name(a), _name(b)), findings, rows)
+    found = names or (_name(a), _name(b))
+    if found[0] == found[1]:
+        found = (f"A: {found[0]}", f"B: {found[1]}")
+    return Comparison(found, findings, rows, served=bench_a is not None and bench_b is not None)
 
 
 def _name(run: RunReport) -> str:
@@ -100,7 +119,7 @@ def _price(run: RunReport) -> str:
 
 
 def _priced(h: HardwareRecord) -> str:
-    return h.price.text(h.type) if h.chips else "nodes without chips are not priced here"
+    return h.price.text(h.type) if h.chips else "none: ordinary nodes are not priced here"
 
 
 def _training(a: RunReport, b: RunReport) -> list[Row]:
@@ -119,9 +138,10 @@ def _training(a: RunReport, b: RunReport) -> list[Row]:
     rows.append(Row("MFU, useful tokens, 4 N FLOP", _mfu(a), _mfu(b)))
     last = [run.loss[-1].loss if run.loss else float("nan") for run in (a, b)]
     rows.append(Row("last step's loss, nats/token", f"{last[0]:.4f}", f"{last[1]:.4f}"))
-    rows.append(_better_low("training $", a.cost(), b.cost(), ",.2f"))
-    per = [run.cost() / (run.data.tokens_useful / 1e6) if run.data.tokens_useful else 0.0 for run in (a, b)]
-    rows.append(_better_low("$ per 1M useful tokens", per[0], per[1], ",.4f"))
+    if a.hardware.chips or b.hardware.chips:  # ordinary nodes have no price: $0.00 would be a claim
+        rows.append(_better_low("training $", a.cost(), b.cost(), ",.2f"))
+        per = [r.cost() / (r.data.tokens_useful / 1e6) if r.data.tokens_useful else 0.0 for r in (a, b)]
+        rows.append(_better_low("$ per 1M useful tokens", per[0], per[1], ",.4f"))
     rows.append(Row("price", _price(a), _price(b)))
     return rows
 
@@ -154,6 +174,8 @@ def _serving(a: BenchReport, b: BenchReport) -> list[Row]:
 
 def _money(a: RunReport, b: RunReport, bench_a: BenchReport, bench_b: BenchReport) -> list[Row]:
     x, y = _offer(a, bench_a), _offer(b, bench_b)
+    if not (x.serve and y.serve):
+        return []
     rows = [_better_low(f"train once + serve {h} h, $", x.total(h), y.total(h), ",.2f") for h in HOURS]
     crossing = break_even(x, y)
     text = "never: one is cheaper in both" if crossing is None else f"{crossing:,.1f} h of serving"
