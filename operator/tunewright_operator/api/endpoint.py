@@ -309,10 +309,14 @@ class BenchmarkResult(Record):
 
 
 class BenchmarkStatus(Record):
-    """The last benchmark."""
+    """The last benchmark of what serves; figures of another revision do not stay."""
 
     time: datetime | None = Field(None, description="When it ended.")
     digest: str | None = Field(None, max_length=128, description="Of the model that was measured.")
+    revision: str | None = Field(
+        None, max_length=64, description="What was measured: the label tunewright.dev/revision of its pods."
+    )
+    generation: int | None = Field(None, ge=0, description="The generation of the spec that it was made for.")
     results: list[BenchmarkResult] = Field(
         default_factory=list,
         max_length=16,

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from tunewright_operator.api.endpoint import ServeEndpointSpec
-from tunewright_operator.observe import conditions, stage
+from tunewright_operator.observe import conditions, stage, times
 from tunewright_operator.observe import pods as looks
 from tunewright_operator.observe.conditions import Condition, Truth
 from tunewright_operator.observe.job import Missing
@@ -48,7 +48,7 @@ class Facts:
 
     revision:    of the plan; None while there is none.
     deployments: slim, of all revisions. pods: slim, of server, gate and benchmark.
-    gate, bench: slim Jobs of this revision. figures: what the benchmark left behind.
+    gate, bench: slim Jobs of this revision. figures: what the last benchmark, of whatever revision, left behind.
     exposed:     the Service is there. pointed: the one revision that it selects; None: any.
     """
 
@@ -116,8 +116,7 @@ def observe(meta: Object, spec: ServeEndpointSpec, old: Object, facts: Facts, no
             **facts.source.lineage,
         }
         status["model"] = {k: v for k, v in shown.items() if v is not None}
-    if facts.figures:
-        status["benchmark"] = facts.figures
+    _benchmark(status, facts, generation, now)
     answering = facts.exposed and any(_ready(p) for p in _servers(facts, facts.pointed))
     said = [
         Condition("Ready", say.ready, say.reason, say.message),
@@ -240,6 +239,22 @@ def _verified(spec: ServeEndpointSpec, facts: Facts) -> tuple[bool, str | None]:
     if seen.state is State.FAILED:
         return False, f"the model was refused by its gate: {seen.message}"
     return False, None
+
+
+def _benchmark(status: Object, facts: Facts, generation: int, now: datetime) -> None:
+    """Figures name what they were measured on, and go when neither the wanted nor the serving revision is it."""
+    before = status.pop("benchmark", None) or {}
+    if facts.revision is None or before.get("revision") in (facts.revision, facts.pointed or facts.revision):
+        shown = before
+    else:
+        shown = {}
+    # Until its Job has ended the figures are those of the benchmark before.
+    if facts.figures and stage.look(facts.bench, []).state is State.DONE:
+        made = {**facts.figures, "revision": facts.revision}
+        if {k: v for k, v in before.items() if k not in ("time", "generation")} != made:
+            shown = {**made, "generation": generation, "time": times.show(now)}
+    if shown:
+        status["benchmark"] = shown
 
 
 def _servers(facts: Facts, revision: str | None) -> list[Object]:

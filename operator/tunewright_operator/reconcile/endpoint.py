@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from tunewright_operator import api
 from tunewright_operator import plan as planner
-from tunewright_operator.observe import benchmark, conditions, times
+from tunewright_operator.observe import benchmark, conditions
 from tunewright_operator.observe import endpoint as judge
 from tunewright_operator.observe.endpoint import REVISION, Facts, Source, Verdict
 from tunewright_operator.plan import serving
@@ -188,7 +188,7 @@ async def _facts(
         pods=loop.cache.children(uid, POD),
         gate=jobs.get(child(name, f"gate-{revision}")),
         bench=jobs.get(child(name, f"bench-{revision}")),
-        figures=_figures(loop, namespace, name, known["status"]),
+        figures=_figures(loop, namespace, name),
         exposed=ours,
         pointed=pointed,
         url=serving.url(name, namespace),
@@ -199,17 +199,11 @@ async def _facts(
     )
 
 
-def _figures(loop: Loop, namespace: str, name: str, old: Object) -> Object | None:
-    """What the benchmark left in its ConfigMap, as it stands in status."""
+def _figures(loop: Loop, namespace: str, name: str) -> Object | None:
+    """What the last benchmark left in its ConfigMap."""
     record = loop.cache.get(CONFIGMAP, namespace, serving.benchmark_map(name))
     text = (record or {}).get("data", {}).get(serving.BENCHMARK_KEY)
-    shown = benchmark.figures(text) if text else None
-    if shown is None:
-        return None
-    before = old.get("benchmark") or {}
-    if {k: v for k, v in before.items() if k != "time"} == shown:
-        return dict(before)
-    return {**shown, "time": times.show(loop.clock.now())}
+    return benchmark.figures(text) if text else None
 
 
 async def _keep(loop: Loop, known: Object, plan: Plan, verdict: Verdict, deep: bool) -> tuple[Verdict, int]:

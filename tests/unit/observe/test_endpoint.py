@@ -57,9 +57,15 @@ PASSED = Job.of("gate").complete().slim
 PROBE = Job.of("gate").slim
 
 
-def look(old: dict[str, Any] | None = None, given: ServeEndpointSpec | None = None, **facts: Any) -> Verdict:
+def facts(**changes: Any) -> Facts:
     base: dict[str, Any] = {"source": SOURCE, "revision": NEW, "name": "bot", "url": "http://bot.team.svc/v1"}
-    verdict = judge.observe(META, given or spec(), old or {}, Facts(**{**base, **facts}), at(0))
+    return Facts(**{**base, **changes})
+
+
+def look(
+    old: dict[str, Any] | None = None, given: ServeEndpointSpec | None = None, **changes: Any
+) -> Verdict:
+    verdict = judge.observe(META, given or spec(), old or {}, facts(**changes), at(0))
     ServeEndpointStatus.model_validate(verdict.status)
     return verdict
 
@@ -232,3 +238,41 @@ def test_a_look_at_an_unchanged_endpoint_gives_the_same_status() -> None:
     ready = {"deployments": [deployment(ready=1)], "pods": [UP], "gate": PASSED, "exposed": True}
     first = look(**ready)
     assert look(first.status, **ready).status == first.status
+
+
+FIGURES = {"digest": "d" * 64, "results": [{"rate": 1.0, "failed": 0}]}
+MEASURED = {
+    "deployments": [deployment(ready=1)],
+    "pods": [UP],
+    "gate": PASSED,
+    "exposed": True,
+    "figures": FIGURES,
+}
+BENCH = Job.of("bench")
+
+
+def test_figures_name_what_they_were_measured_on_and_when() -> None:
+    found = look(**MEASURED, bench=BENCH.complete().slim).status
+    assert found["benchmark"] == {**FIGURES, "revision": NEW, "generation": 2, "time": stamp(0)}
+    again = judge.observe(
+        {**META, "generation": 7}, spec(), found, facts(**MEASURED, bench=BENCH.complete().slim), at(9)
+    )
+    assert again.status["benchmark"] == found["benchmark"]
+
+
+def test_figures_of_the_benchmark_before_are_not_shown_for_a_new_model() -> None:
+    old = look(**MEASURED, bench=BENCH.complete().slim).status
+    assert "benchmark" not in look(old, **{**MEASURED, "revision": "r3"}).status
+    assert "benchmark" not in look(old, **{**MEASURED, "revision": "r3"}, bench=BENCH.slim).status
+    assert (
+        "benchmark" not in look({"benchmark": FIGURES}, **MEASURED).status
+    )  # of an operator that did not say
+
+
+def test_figures_stay_while_the_model_that_they_are_of_serves() -> None:
+    old = look(**MEASURED, bench=BENCH.complete().slim).status
+    rolling = {**MEASURED, "revision": "r3", "pointed": NEW}
+    assert look(old, **rolling).status["benchmark"] == old["benchmark"]
+    assert "benchmark" not in look(old, **{**rolling, "pointed": "r3"}).status
+    assert look(old, **MEASURED).status["benchmark"] == old["benchmark"]  # its Job was cleaned up
+    assert look(old, source=GONE, revision=None).status["benchmark"] == old["benchmark"]
