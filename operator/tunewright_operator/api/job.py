@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -646,6 +646,12 @@ class Ledger(Record):
         default_factory=list,
         max_length=256,
         description="Runs whose pods still exist.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    settled: list[Annotated[str, Field(max_length=64)]] = Field(
+        default_factory=list,
+        max_length=64,
+        description="First pods of the runs that were added up last.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     chip_hours: float = Field(0.0, ge=0, description="Of the runs whose pods are gone.")
