@@ -74,7 +74,7 @@ async def heartbeat(memo: kopf.Memo, **_: Any) -> str:
 def _watch(resource: Resource) -> None:
     @kopf.on.event(resource.group, resource.version, resource.plural, id=resource.plural)
     async def seen(event: Any, memo: kopf.Memo, **_: Any) -> None:
-        memo.loop.heard(resource, event["object"], event["type"] == "DELETED")
+        memo.loop.heard(resource, event["object"], event["type"] == "DELETED", event["type"] is None)
 
 
 for _resource in WATCHED:

@@ -176,6 +176,11 @@ def ended(old: Object) -> str | None:
     return None
 
 
+def milestones(status: Object) -> set[str]:
+    """The stages that ended well, as the status has it."""
+    return {name for name, kind in MILESTONES.items() if conditions.true(status, kind)}
+
+
 def expired(spec: FineTuneJobSpec, status: Object, now: datetime) -> bool:
     """Whether the finished job has outlived its time to live."""
     left = _ttl(spec, status, now)

@@ -3,7 +3,8 @@
 A run is one start of a stage's pods, a whole slice being one run. Pods are deleted with their
 nodes, so what they were is kept in `status.ledger`: open runs one by one, settled ones as sums.
 Folding a run into the sums and forgetting it is one status write, so a crash on either side
-counts it once.
+counts it once. The uids that were folded last are kept: whoever still remembers such a pod (an
+operator whose write was done though its answer was lost, or a second one) finds that it is settled.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from tunewright_operator.observe.pods import Finding, Shape
 Object = dict[str, Any]
 INDEX = "batch.kubernetes.io/job-completion-index"
 STAGE = "tunewright.dev/stage"
+
+_SETTLED = 16
+"""Settled runs that are known by uid: no more pods of one job are deleted between two looks."""
 
 _TOGETHER = 300.0
 """Seconds within which the end of one pod of a slice ends the others."""
@@ -50,6 +54,7 @@ class Ledger:
 
     chip_hours, run_seconds: of settled runs. failures: by stage. attempts: starts that were not
     the repetition of an interrupted one. last: the outcome of the run that started last.
+    settled: uids of the runs that were folded last.
     """
 
     open: tuple[Run, ...] = ()
@@ -59,6 +64,7 @@ class Ledger:
     preemptions: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     last: str | None = None
+    settled: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, data: Object | None) -> Ledger:
@@ -74,6 +80,7 @@ class Ledger:
             preemptions=data.get("preemptions", 0),
             failures=dict(data.get("failures") or {}),
             last=data.get("last"),
+            settled=tuple(data.get("settled") or ()),
         )
 
     def dump(self) -> Object:
@@ -97,6 +104,7 @@ class Ledger:
             "preemptions": self.preemptions,
             "failures": dict(sorted(self.failures.items())),
             "last": self.last,
+            "settled": list(self.settled),
         }
         return {k: v for k, v in full.items() if v}
 
@@ -149,7 +157,9 @@ def update(
     leaders = {
         p["metadata"]["uid"]: p
         for p in found
-        if p["metadata"].get("labels", {}).get(INDEX, "0") == "0" and looks.started(p)
+        if p["metadata"].get("labels", {}).get(INDEX, "0") == "0"
+        and looks.started(p)
+        and p["metadata"]["uid"] not in ledger.settled
     }
     runs = {r.uid: r for r in ledger.open}
     fresh = leaders.keys() - runs.keys()
@@ -207,6 +217,7 @@ def _fold(ledger: Ledger, run: Run) -> Ledger:
         run_seconds=ledger.run_seconds + seconds,
         preemptions=ledger.preemptions + (run.outcome in looks.INTERRUPTED),
         failures=failures,
+        settled=(*ledger.settled, run.uid)[-_SETTLED:],
     )
 
 

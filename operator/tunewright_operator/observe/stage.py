@@ -58,11 +58,9 @@ def look(workload: Object | None, pods: Sequence[Object]) -> Look:
     if workload is None:
         return Look(State.ABSENT)
     found = [(p, looks.find(p)) for p in pods if not _replaced(p, pods)]
-    conditions = {
-        c["type"]: c for c in workload["status"].get("conditions") or [] if c.get("status") == "True"
-    }
+    conditions = _true(workload)
     deleting = "deletionTimestamp" in workload["metadata"]
-    if "Complete" in conditions or "Completed" in conditions:
+    if complete(workload):
         return Look(State.DONE, deleting=deleting)
     fatal = next((f for _, f in found if f.shape in looks.FATAL), None)
     ended = conditions.get("Failed") or conditions.get("FailureTarget")
@@ -91,6 +89,15 @@ def look(workload: Object | None, pods: Sequence[Object]) -> Look:
         # The workload's own controller is about to say so.
         return Look(State.RUNNING, "Finishing", deleting=deleting)
     return _alive(live, _last_failure(pods), deleting)
+
+
+def complete(workload: Object) -> bool:
+    """Whether a Job or JobSet has ended well."""
+    return not {"Complete", "Completed"}.isdisjoint(_true(workload))
+
+
+def _true(workload: Object) -> dict[str, Object]:
+    return {c["type"]: c for c in workload["status"].get("conditions") or [] if c.get("status") == "True"}
 
 
 def _alive(live: list[Finding], failure: Finding | None, deleting: bool) -> Look:

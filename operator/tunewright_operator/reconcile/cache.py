@@ -229,8 +229,8 @@ class Cache:
             return None
         uid = known["metadata"].get("labels", {}).get(UID_LABEL)
         if resource is resources.POD and uid in self._own:
-            # A resync finds it missing and knows no more than we do; an event shows how it ended.
-            last = known if body is known else slim(resource, body)
+            # A comparison finds it missing and knows no more than we do; an event shows how it ended.
+            last = known if "chips" in (body.get("spec") or {}) else slim(resource, body)
             self._graves.setdefault(uid, {})[meta["uid"]] = last
         self._forget(ref, known)
         if resource.group == resources.OWN_GROUP:

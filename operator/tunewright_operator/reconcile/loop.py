@@ -23,6 +23,7 @@ from tunewright_operator.reconcile.pulse import Pulse
 from tunewright_operator.reconcile.queue import Queue
 from tunewright_operator.reconcile.references import References
 from tunewright_operator.reconcile.resources import ENDPOINT, FINETUNEJOB, WATCHED, Resource
+from tunewright_operator.reconcile.sweep import Sweep
 from tunewright_operator.reconcile.writer import Writer
 
 Object = dict[str, Any]
@@ -54,6 +55,7 @@ class Loop:
         self.references = References(client, self.clock)
         self.writer = Writer(client, self.cache, self.clock, self.events, self.metrics)
         self.pulse = Pulse(client, self.cache, self.clock, options, self.seen)
+        self.sweep = Sweep(client, self.cache, options, self._gone)
         self.ready = False
         self._plans: dict[str, tuple[int, Any]] = {}
         self._deep: set[Key] = set()
@@ -72,7 +74,8 @@ class Loop:
         for key in self.cache.ours():
             self.queue.add(key)
         work = [self._work() for _ in range(self.options.workers)]
-        for one in (*work, self._resync(), self.events.run(), self.pulse.run(self._watched)):
+        watched = self.pulse.run(self._watched), self.sweep.run(lambda: self._watched)
+        for one in (*work, self._resync(), self.events.run(), *watched):
             self._tasks.append(asyncio.create_task(one))
         self.ready = True
         logger.info("ready: %d objects, %d of ours", len(self.cache), len(self.cache.ours()))
@@ -97,9 +100,11 @@ class Loop:
 
     # -- events -------------------------------------------------------------------------------
 
-    def heard(self, resource: Resource, body: Object, deleted: bool) -> None:
-        """An event of a watch."""
+    def heard(self, resource: Resource, body: Object, deleted: bool, listed: bool = False) -> None:
+        """An event of a watch. listed: of the list that it begins with, at first or anew."""
         self.pulse.heard(resource)
+        if listed:
+            self.sweep.want()
         self.seen(resource, body, deleted)
 
     def seen(self, resource: Resource, body: Object, deleted: bool = False) -> None:
@@ -114,6 +119,9 @@ class Loop:
             self.follow(key)
         elif resource is ENDPOINT and not deleted and (wanted := endpoint.reference(body)):
             self._followers.setdefault(wanted, set()).add(key)
+
+    def _gone(self, resource: Resource, body: Object) -> None:
+        self.seen(resource, body, deleted=True)
 
     def follow(self, key: Key) -> None:
         """Wakes the endpoints that serve what this job publishes."""

@@ -87,6 +87,16 @@ def test_a_pod_that_failed_and_was_deleted_between_two_looks_still_failed() -> N
     assert (account.failed("train"), account.interrupted, account.open) == (1, 0, ())
 
 
+def test_a_run_that_was_settled_is_not_settled_again_by_whoever_still_remembers_its_pod() -> None:
+    account = look(Ledger(), [A.running(0)], 1)
+    account = bury(account, A.failed(1, 0, 10), 11)
+    again = bury(account, A.failed(1, 0, 10), 12)
+    assert again == account
+    account = bury(again, B.failed(1, 20, 30), 31)
+    assert (account.attempts, account.failed("train"), account.interrupted) == (2, 2, 0)
+    assert look(account, [A.failed(1, 0, 10), C.running(40)], 41).failed("train") == 2
+
+
 def test_runs_that_came_and_went_while_nobody_looked_are_counted_in_their_order() -> None:
     account = look(Ledger(), [A.failed(1, 0, 10), B.failed(75, 20, 30), C.running(40)], 41)
     assert (account.attempts, account.failed("train"), account.interrupted) == (2, 1, 1)
