@@ -144,15 +144,19 @@ async def _facts(loop: Loop, known: Object, planned: Planned) -> Facts:
         price=found.price.usd,
         priced=priced if spec.accelerator.slice.chips else "",
         artifacts=names,
-        preflight=_preflight(planned.plan),
+        preflight=_preflight(planned.plan, counted=spec.model.spec is not None),
     )
 
 
-def _preflight(plan: Plan | None) -> Object | None:
-    """What the static checks found; a plan exists only when they passed."""
+def _preflight(plan: Plan | None, counted: bool) -> Object | None:
+    """What the static checks found; a plan exists only when they passed.
+
+    counted: memory was counted. Of a model without a known shape it cannot be, and nothing is said of fitting.
+    """
     if plan is None or not plan.notes:
         return None
-    return {"fits": True, "message": " ".join(plan.notes)[:4096]}
+    found: Object = {"message": " ".join(plan.notes)[:4096]}
+    return {"fits": True, **found} if counted else found
 
 
 async def _last_words(loop: Loop, known: Object, workloads: dict[str, Object | None]) -> Object | None:
