@@ -14,11 +14,13 @@ from pathlib import Path
 
 from tunewright_workloads import storage
 from tunewright_workloads.contract import configs, exits, meshes
+from tunewright_workloads.contract.accelerators import accelerator
 from tunewright_workloads.contract.faults import Fault, UserError, machine
 from tunewright_workloads.contract.progress import Progress, ProgressFile
 from tunewright_workloads.data import dataset, tokenizer
 from tunewright_workloads.data.batches import Batches
 from tunewright_workloads.gemma import architecture
+from tunewright_workloads.gemma.architecture import Architecture
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +46,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exits.DONE
 
 
+def measure(config: configs.EvaluateConfig, directory: Path, arch: Architecture, batches: Batches) -> float:
+    """The loss by the program of the accelerator: PyTorch on GPUs, JAX elsewhere."""
+    if accelerator(config.mesh.accelerator, "mesh.accelerator").kind == "gpu":
+        from tunewright_workloads.gpu import validation
+
+        return validation.published_loss(directory, batches, arch.window, config.compute_dtype)
+    from tunewright_workloads.train import program
+
+    return program.published_loss(directory, arch, batches, config.mesh, config.compute_dtype)
+
+
 def evaluate(config: configs.EvaluateConfig) -> float:
     """The token-weighted mean loss, nats. Raises UserError when it is above the limit."""
     if not config.dataset.validation:
@@ -58,11 +71,12 @@ def evaluate(config: configs.EvaluateConfig) -> float:
     sources = dataset.locate(config.dataset.validation, work, "dataset.validation")
     rows = dataset.build(sources, words, config.dataset, what="dataset.validation")
     d = config.dataset
-    batches = Batches(rows, config.batch_size, d.max_length, d.packing, shuffle=False, pad_id=words.pad_id)
+    batches = Batches(
+        rows, config.batch_size, d.max_length, d.packing, shuffle=False, pad_id=words.pad_id,
+        lanes=meshes.lanes(config.mesh.accelerator),
+    )  # fmt: skip
 
-    from tunewright_workloads.train import program
-
-    loss = program.published_loss(directory, arch, batches, config.mesh, config.compute_dtype)
+    loss = measure(config, directory, arch, batches)
     limit = config.max_eval_loss
     result = {"evalLoss": loss, "maxEvalLoss": limit, "rows": len(rows), "tokens": rows.trained}
     print(json.dumps(result), flush=True)

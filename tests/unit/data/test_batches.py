@@ -100,3 +100,12 @@ def test_a_dataset_smaller_than_a_batch_is_filled_with_rows_that_weigh_nothing(t
     batch = batches.at(5)
     assert batch.tokens.shape[0] == 4
     assert not batch.segments[1:].any()
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_rows_are_as_long_as_the_accelerator_needs_them(packing: bool, tmp_path: Path) -> None:
+    """Also where the whole data set is short: a TPU's attention kernel has no block for 16 or 48 tokens."""
+    few = build(write(tmp_path / "few.jsonl", *(chat(user("q"), assistant("Answer." * i)) for i in (1, 2))))
+    assert make(few, packing=packing, max_length=512).length % 128
+    made = make(few, packing=packing, max_length=512, lanes=128)
+    assert made.length == 128 == made.at(0).tokens.shape[1]

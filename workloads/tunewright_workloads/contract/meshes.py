@@ -52,10 +52,16 @@ def layouts(model: ModelSpec | None, devices: int, rows: int) -> list[tuple[int,
     ]
 
 
+def lanes(accelerator: str) -> int:
+    """What the length of rows must be a multiple of there."""
+    chip = accelerators.ACCELERATORS.get(accelerator)
+    return LANES if chip is not None and chip.kind == "tpu" else 1
+
+
 def rows(accelerator: str, length: int, place: str = "dataset.maxLength") -> list[Fault]:
     """Why rows of `length` tokens cannot be trained on or measured there, or nothing."""
-    chip = accelerators.ACCELERATORS.get(accelerator)
-    if chip is None or chip.kind != "tpu" or length % LANES == 0:
+    step = lanes(accelerator)
+    if length % step == 0:
         return []
-    rule = f"must be a multiple of {LANES} on TPUs: the attention kernel works on blocks of as many tokens"
-    return [Fault(place, rule, str(length), f"Use {-(-length // LANES) * LANES}.")]
+    rule = f"must be a multiple of {step} on TPUs: the attention kernel works on blocks of as many tokens"
+    return [Fault(place, rule, str(length), f"Use {-(-length // step) * step}.")]

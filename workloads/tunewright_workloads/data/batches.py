@@ -56,8 +56,8 @@ def multiple(length: int) -> int:
     return 16 if length <= 512 else 128
 
 
-def round_up(length: int) -> int:
-    step = multiple(length)
+def round_up(length: int, lanes: int = 1) -> int:
+    step = math.lcm(multiple(length), lanes)
     return -(-length // step) * step
 
 
@@ -67,6 +67,7 @@ class Batches:
 
     capacity: most tokens of a packed row; None: one example a row. shuffle=False keeps the file's
     order (validation). The last batch of an epoch is filled with empty rows, which weigh nothing.
+    lanes: what the accelerator needs rows' lengths to be a multiple of (`contract.meshes.lanes`).
     """
 
     dataset: Dataset
@@ -76,13 +77,14 @@ class Batches:
     seed: int = 0
     shuffle: bool = True
     pad_id: int = 0
+    lanes: int = 1
 
     @property
     def length(self) -> int:
         """T of every batch: one program is compiled, so one shape is used."""
         lengths = self.dataset.lengths
         most = min(self.max_length, int(lengths.sum())) if self.packing else int(lengths.max())
-        return round_up(most)
+        return round_up(most, self.lanes)
 
     @lru_cache(maxsize=2)  # noqa: B019  (a run has one or two of these objects)
     def bins(self, epoch: int) -> list[list[int]]:

@@ -165,7 +165,10 @@ def prepare(config: TrainConfig, found: Sources) -> Run:
             )
         )
     t, d = config.training, config.dataset
-    batches = Batches(train, t.global_batch_size, d.max_length, d.packing, t.seed, pad_id=words.pad_id)
+    lanes = meshes.lanes(config.mesh.accelerator)
+    batches = Batches(
+        train, t.global_batch_size, d.max_length, d.packing, t.seed, pad_id=words.pad_id, lanes=lanes
+    )
     steps = t.steps if t.steps is not None else batches.steps(t.epochs or 1)
     beside = None
     if validation is not None:
@@ -177,6 +180,7 @@ def prepare(config: TrainConfig, found: Sources) -> Run:
             t.seed,
             shuffle=False,
             pad_id=words.pad_id,
+            lanes=lanes,
         )
     return Run(
         config,
