@@ -21,6 +21,7 @@ from tunewright_operator.observe.stage import State
 
 Object = dict[str, Any]
 REVISION = "tunewright.dev/revision"
+STAGE = "tunewright.dev/stage"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Facts:
     revision:    of the plan; None while there is none.
     deployments: slim, of all revisions. pods: slim, of server, gate and benchmark.
     gate, bench: slim Jobs of this revision. figures: what the last benchmark, of whatever revision, left behind.
+    warming:     a Job that fills the compile cache is planned. warm: that Job, slim.
     exposed:     the Service is there. pointed: the one revision that it selects; None: any.
     """
 
@@ -59,6 +61,8 @@ class Facts:
     gate: Object | None = None
     bench: Object | None = None
     figures: Object | None = None
+    warming: bool = False
+    warm: Object | None = None
     exposed: bool = False
     pointed: str | None = None
     url: str | None = None
@@ -75,7 +79,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The status as it should be, and what has to be there: any of serve, gate, after, bench; `sweep`
+    """The status as it should be, and what has to be there: any of warm, serve, gate, after, bench; `sweep`
     says that what older revisions left can go."""
 
     status: Object
@@ -158,7 +162,10 @@ def _walk(spec: ServeEndpointSpec, facts: Facts) -> tuple[_Say, tuple[str, ...],
     if not current:
         if facts.missing:
             return _lacks(facts), (), 10.0
-        return _Say("Provisioning", "Starting", "starting the server"), ("serve",), None
+        say = _warming(facts)
+        if say:
+            return say, ("warm",), None
+        return _Say("Provisioning", "Starting", f"starting the server{_cold(facts)}"), ("serve",), None
     found = _servers(facts, facts.revision)
     want: list[str] = ["serve"]
     verified, refused = _verified(spec, facts)
@@ -184,6 +191,35 @@ def _walk(spec: ServeEndpointSpec, facts: Facts) -> tuple[_Say, tuple[str, ...],
         return say, tuple(want), None
     say = _rising(facts, deployment, found, bool(ready), verified)
     return say, tuple(want), 10.0 if facts.missing else None
+
+
+def _warm(facts: Facts) -> stage.Look:
+    return stage.look(facts.warm, [p for p in facts.pods if p["metadata"]["labels"].get(STAGE) == "warm"])
+
+
+def _warming(facts: Facts) -> _Say | None:
+    """The compile cache is being filled, before the first server: one that is there holds the slice, and
+    fills the cache itself."""
+    if not facts.warming or facts.deployments:
+        return None
+    seen = _warm(facts)
+    if seen.state in (State.DONE, State.FAILED):
+        return None
+    told = f": {seen.message}" if seen.message else ""
+    said: Truth = "False" if seen.stuck else "Unknown"
+    return _Say(
+        "Provisioning", "FillingCompileCache", f"filling the compile cache{told}", said, stalled=seen.stuck
+    )
+
+
+def _cold(facts: Facts) -> str:
+    """That the cache could not be filled: the server starts all the same, and compiles."""
+    if not facts.warming or facts.warm is None:
+        return ""
+    seen = _warm(facts)
+    if seen.state is not State.FAILED:
+        return ""
+    return f"; it compiles by itself, because the compile cache could not be filled: {seen.message}"
 
 
 def _lacks(facts: Facts) -> _Say:
@@ -219,7 +255,7 @@ def _rising(facts: Facts, deployment: Object, found: Sequence[Object], ready: bo
     if ready:
         return _Say("Starting", "RollingOut", "waiting for all replicas")
     if any(f.shape is Shape.RUNNING for f in findings):
-        return _Say("Starting", "Starting", "the server is loading the model")
+        return _Say("Starting", "Starting", f"the server is loading the model{_cold(facts)}")
     return _Say("Provisioning", "Starting", "the pods are starting")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from tunewright_operator.api.endpoint import ServeEndpoint
 from tunewright_operator.api.job import FineTuneJob
 from tunewright_operator.api.pods import PodTemplate
-from tunewright_operator.plan import cost, finetune, monitoring, names, pods, progress
+from tunewright_operator.plan import cost, finetune, monitoring, names, pods, progress, warm
 from tunewright_operator.plan.jobs import Rules, workload
 from tunewright_operator.plan.settings import Settings
 from tunewright_operator.plan.stage import Manifest, Plan, Stage
@@ -98,7 +98,8 @@ class _Endpoint:
         self.volumes.check()
         template = self.template(config, started)
         revision = self.revision(config, template)
-        stages = [self.stage(config, template, revision)]
+        served = self.stage(config, template, revision)
+        stages = [*self.warm(config, template, started), served]
         if self.spec.rollout.gate:
             stages.append(self.gate(config, revision))
         if self.spec.benchmark:
@@ -112,7 +113,7 @@ class _Endpoint:
             self.name,
             tuple(stages),
             shared=self.shared(),
-            after=tuple(self.after(stages[0], revision)),
+            after=tuple(self.after(served, revision)),
             output=self.uri,
             notes=tuple(notes),
             price=cost.hourly(self.spec.accelerator, self.settings.prices),
@@ -297,6 +298,13 @@ class _Endpoint:
         }
         return Stage("serve", (made, deployment), config)
 
+    def warm(self, config: ServeConfig, template: Manifest, started: engine.EnginePlan | None) -> list[Stage]:
+        """What fills the compile cache, where there is one and what it holds takes long to make."""
+        if started is None or config.compile_cache is None or self.spec.accelerator.chip.kind == "cpu":
+            return []
+        rows = self.spec.accelerator.slice
+        return [warm.stage(self.name, self.namespace, config, template, rows, self.settings)]
+
     def after(self, stage: Stage, revision: str) -> list[Manifest]:
         """The Service last of all: it is what moves the traffic to a revision that has passed the gate."""
         spec, selector = self.spec, self.selector(revision)
@@ -349,13 +357,15 @@ class _Endpoint:
                 names.child(self.name, "serve"), self.namespace, self.labels(), selector, HTTP, self.settings
             )
         if self.settings.endpoint_picker and not spec.small:
+            # Fields of v1 as in kubernetes-sigs/gateway-api-inference-extension, api/v1/inferencepool_types.go.
+            # A Gateway is traffic as well: it gets only what has passed the gate.
             made.append(
                 {
                     "apiVersion": "inference.networking.k8s.io/v1",
                     "kind": "InferencePool",
                     "metadata": meta(names.child(self.name)),
                     "spec": {
-                        "selector": {"matchLabels": selector},
+                        "selector": {"matchLabels": self.traffic(revision)},
                         "targetPorts": [{"number": PORT}],
                         "endpointPickerRef": {
                             "name": self.settings.endpoint_picker,

@@ -177,10 +177,13 @@ async def _facts(
     if known["status"].get("phase") != "Ready":
         needed = references.of_endpoint(resource.spec, source.uri)
         wanted_missing = await loop.references.missing(namespace, needed)
-    jobs = {
-        o["metadata"]["name"]: o for o in loop.cache.children(uid, JOB)
-        if o["metadata"].get("labels", {}).get(REVISION) == revision
-    }  # fmt: skip
+    every = {o["metadata"]["name"]: o for o in loop.cache.children(uid, JOB)}
+    jobs = {n: o for n, o in every.items() if o["metadata"].get("labels", {}).get(REVISION) == revision}
+    filling = (
+        next((s.workload["metadata"]["name"] for s in plan.stages if s.name == "warm"), None)
+        if plan
+        else None
+    )
     return Facts(
         source=source,
         revision=revision,
@@ -189,6 +192,8 @@ async def _facts(
         gate=jobs.get(child(name, f"gate-{revision}")),
         bench=jobs.get(child(name, f"bench-{revision}")),
         figures=_figures(loop, namespace, name),
+        warming=filling is not None,
+        warm=every.get(filling) if filling else None,
         exposed=ours,
         pointed=pointed,
         url=serving.url(name, namespace),
@@ -211,6 +216,8 @@ async def _keep(loop: Loop, known: Object, plan: Plan, verdict: Verdict, deep: b
     Returns how many writes it took, too."""
     meta, writes = known["metadata"], 0
     try:
+        if "warm" in verdict.want:
+            writes += await loop.children.ensure(meta, "ServeEndpoint", plan.stage("warm").manifests)
         if "serve" in verdict.want:
             if deep or not loop.cache.children(meta["uid"], DEPLOYMENT):
                 writes += await loop.children.ensure(meta, "ServeEndpoint", plan.shared, deep)

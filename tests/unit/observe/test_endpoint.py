@@ -276,3 +276,38 @@ def test_figures_stay_while_the_model_that_they_are_of_serves() -> None:
     assert "benchmark" not in look(old, **{**rolling, "pointed": "r3"}).status
     assert look(old, **MEASURED).status["benchmark"] == old["benchmark"]  # its Job was cleaned up
     assert look(old, source=GONE, revision=None).status["benchmark"] == old["benchmark"]
+
+
+FILLING = Job.of("warm", "bot-warm-k").slim
+FILLED = Job.of("warm", "bot-warm-k").complete().slim
+UNFILLED = Job.of("warm", "bot-warm-k").failed().slim
+
+
+@pytest.mark.parametrize("warm", [None, FILLING])
+def test_the_compile_cache_is_filled_before_the_first_server(warm: dict[str, Any] | None) -> None:
+    verdict = look(warming=True, warm=warm)
+    assert verdict.want == ("warm",)
+    assert condition(verdict, "Ready") == ("Unknown", "FillingCompileCache")
+
+
+def test_a_cache_that_is_filled_lets_the_server_start() -> None:
+    assert look(warming=True, warm=FILLED).want == ("serve",)
+
+
+def test_a_cache_that_cannot_be_filled_costs_time_and_is_said() -> None:
+    pod = server(Pod.of("warm", stage="warm").failed(1, message="no space left"), stage="warm")
+    verdict = look(warming=True, warm=UNFILLED, pods=[pod])
+    assert verdict.want == ("serve",)
+    assert "could not be filled" in verdict.status["message"] and "no space left" in verdict.status["message"]
+    later = look(warming=True, warm=UNFILLED, pods=[pod, server(POD.running())], deployments=[deployment()])
+    assert "could not be filled" in later.status["message"]
+
+
+def test_a_server_that_is_there_holds_the_slice_and_fills_the_cache_itself() -> None:
+    assert look(warming=True, deployments=[deployment(OLD)]).want == ("serve",)
+
+
+def test_a_job_that_finds_no_slice_is_said() -> None:
+    pod = server(Pod.of("warm", stage="warm").unschedulable("no v6e"), stage="warm")
+    verdict = look(warming=True, warm=FILLING, pods=[pod])
+    assert "no v6e" in verdict.status["message"]

@@ -354,3 +354,58 @@ def test_the_operator_finds_and_keeps_what_the_relays_write(name):
         assert command[command.index("--file") + 1].rpartition("/")[2] == key
         seen = {"metadata": {"name": target, "namespace": "team"}, "data": {key: "{}", "other": "x"}}
         assert cache.slim(resources.CONFIGMAP, seen)["data"] == {key: "{}"}
+
+
+# -- the compile cache is filled once -------------------------------------------------------
+
+CACHED = {"spec.compileCache": {"pvc": "vllm-cache"}}
+
+
+def warm(made):
+    return next((s for s in made.stages if s.name == "warm"), None)
+
+
+def test_a_job_fills_the_compile_cache_with_what_the_server_will_ask_of_it():
+    made = plan.endpoint(specs.endpoint(CACHED))
+    assert [s.name for s in made.stages] == ["warm", "serve", "gate"]
+    filling, serve = warm(made), made.stage("serve")
+    assert filling.config == serve.config
+    assert filling.container["command"] == [*serve.container["command"], "--warm-up"]
+    assert filling.container["resources"] == serve.container["resources"], "the same slice"
+    assert filling.template["spec"]["nodeSelector"] == serve.template["spec"]["nodeSelector"]
+    assert variables(filling) == variables(serve)
+    (data,) = filling.configmaps.values()
+    assert json.loads(data["serve.json"])["compileCache"] == serve.config.compile_cache
+    assert not {"startupProbe", "livenessProbe", "lifecycle"} & filling.container.keys()
+    assert filling.workload["kind"] == "Job" and filling.job["backoffLimit"] == 1
+
+
+def test_no_service_finds_the_job_that_fills_the_cache():
+    made = plan.endpoint(specs.endpoint(CACHED), Settings(pod_monitoring=True, endpoint_picker="picker"))
+    labels = warm(made).template["metadata"]["labels"].items()
+    selectors = [m["spec"]["selector"] for m in made.manifests() if "selector" in m.get("spec", {})]
+    assert len(selectors) == 6
+    for selector in selectors:
+        assert not selector.get("matchLabels", selector).items() <= labels
+
+
+def test_another_version_of_the_model_finds_the_job_done_and_other_arguments_do_not():
+    def name(changes, digest):
+        return warm(plan.endpoint(specs.endpoint(CACHED | changes), digest=digest)).workload["metadata"][
+            "name"
+        ]
+
+    assert name({}, "a") == name({"spec.model.uri": "gs://acme/other/merged"}, "b")
+    assert name({}, "a") != name({"spec.engine": {"maxModelLength": 4096}}, "a")
+    assert name({}, "a") != name({"spec.accelerator": {"type": "v6e", "topology": "2x2"}}, "a")
+
+
+@pytest.mark.parametrize("changes", [{}, CPU | CACHED, CPU | CACHED | {"spec.engine": {"name": "vllm"}}])
+def test_nothing_is_filled_where_there_is_no_cache_or_nothing_compiles_long(changes):
+    assert warm(plan.endpoint(specs.endpoint(changes))) is None
+
+
+def test_a_gateway_gets_only_what_has_passed_the_gate():
+    made = plan.endpoint(specs.endpoint(), Settings(endpoint_picker="picker"))
+    (pool,) = of_kind(made, "InferencePool")
+    assert pool["spec"]["selector"]["matchLabels"] == service(made)["spec"]["selector"]

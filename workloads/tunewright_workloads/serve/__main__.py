@@ -25,10 +25,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--no-hashes", action="store_true", help="check the sizes of the model's files, not their digests"
     )
+    parser.add_argument(
+        "--warm-up", action="store_true", help="fill an empty compile cache, then end (engine vllm)"
+    )
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        serve(load(ServeConfig, options.config), hashes=not options.no_hashes)
+        config = load(ServeConfig, options.config)
+        if options.warm_up:
+            from tunewright_workloads.serve import warm
+
+            warm.fill(config, hashes=not options.no_hashes)
+        else:
+            serve(config, hashes=not options.no_hashes)
     except UserError as error:
         print(error.text(), file=sys.stderr)
         return exits.BAD_INPUT

@@ -43,6 +43,17 @@ def run(config: ServeConfig, *, hashes: bool = True) -> None:
     Raises UserError for a model or setting that cannot be served, or where there is no vLLM;
     VllmError when vLLM itself fails.
     """
+    command, environment = prepare(config, hashes=hashes)
+    code = _supervise(command, environment)
+    if code != 0:
+        raise VllmError(f"vLLM ended with code {code}; its own message is above")
+
+
+def prepare(config: ServeConfig, *, hashes: bool = True) -> tuple[list[str], dict[str, str]]:
+    """vLLM's command and whole environment, once the model is here and is what its manifest says.
+
+    Raises UserError for a model or setting that cannot be served, or where there is no vLLM.
+    """
     python = interpreter()
     chip = accelerator(config.accelerator, "accelerator")
     if config.model.startswith("gs://") and chip.kind != "cpu" and config.require_manifest:
@@ -66,9 +77,7 @@ def run(config: ServeConfig, *, hashes: bool = True) -> None:
     environment = {**found.variables, **os.environ}
     environment.pop("PYTHONPATH", None)  # ours: the other interpreter has packages of its own
     log.info("starting %s", " ".join(command))
-    code = _supervise(command, environment)
-    if code != 0:
-        raise VllmError(f"vLLM ended with code {code}; its own message is above")
+    return command, environment
 
 
 def interpreter() -> str:
@@ -128,7 +137,7 @@ def _on_disk(directory: Path) -> float:
 def _supervise(command: list[str], environment: dict[str, str]) -> int:
     """Runs vLLM, passing SIGTERM and SIGINT on. Its exit code; 0 when it ended by a signal of ours."""
     # A group of its own: a terminal's Ctrl-C must not reach it twice.
-    with subprocess.Popen(command, env=environment, start_new_session=True) as child, _passing(child) as sent:
+    with subprocess.Popen(command, env=environment, start_new_session=True) as child, passing(child) as sent:
         code = child.wait()
     if sent and code in (0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT):
         return 0
@@ -136,7 +145,7 @@ def _supervise(command: list[str], environment: dict[str, str]) -> int:
 
 
 @contextmanager
-def _passing(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+def passing(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     """Forwards the signals that end a server; yields those that came."""
     sent: list[int] = []
 
