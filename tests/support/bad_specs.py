@@ -132,7 +132,6 @@ JOBS = (
     Bad("tensor parallelism beyond the kv heads", "spec: {accelerator: {type: v6e, topology: 2x4, mesh: {fsdp: 1, tp: 8}}}", "spec.accelerator.mesh", "must divide every axis of the model that it shards", offline=_MESH),
     Bad("tensor parallelism on GPUs", "spec: {output: {uri: 'pvc://claim/bot'}, accelerator: {type: h100, topology: null, count: 2, mesh: {fsdp: 1, tp: 2}}}", "spec.accelerator.mesh", "tp must be 1 on GPUs", offline=_MESH),
     Bad("an output on GPUs to a bucket", "spec: {accelerator: {type: h100, topology: null}}", "spec.output.uri", "cannot be gs:// on GPUs"),
-    Bad("an evaluation on GPUs", "spec: {output: {uri: 'pvc://claim/bot'}, evaluation: {}, accelerator: {type: h100, topology: null}}", "spec.evaluation", "is measured by the JAX program"),
     Bad("a batch that two GPUs cannot share", "spec: {output: {uri: 'pvc://claim/bot'}, training: {globalBatchSize: 15}, accelerator: {type: h100, topology: null, count: 2}}", "spec.training.globalBatchSize", "must divide over the mesh's fsdp axis", offline="the mesh that auto stands for is found by a search over the catalog"),
     # -- the rest
     Bad("a queue with a bad name", "spec: {queue: {name: 'team a'}}", "spec.queue.name", "must be a Kubernetes name"),

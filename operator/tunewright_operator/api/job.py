@@ -459,14 +459,6 @@ class FineTuneJobSpec(Section):
             fix="Set spec.output.merge to true, or remove the evaluation",
         ),
         Rule(
-            "gpu-evaluation",
-            "is measured by the JAX program, which does not run on GPUs here",
-            lambda s: s.evaluation is None or s.accelerator.chip.kind != "gpu",
-            f"!has(self.evaluation) || !(self.accelerator.type in {GPUS})",
-            fields=("evaluation", "accelerator.type"),
-            fix="Remove it: the rows of spec.dataset.validation are measured during training",
-        ),
-        Rule(
             "gpu-quantize",
             "must be none on GPUs: the PyTorch program trains on an unquantized base",
             lambda s: s.accelerator.chip.kind != "gpu" or s.adapter.quantize_base == "none",

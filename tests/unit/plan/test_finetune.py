@@ -232,10 +232,11 @@ def test_every_slice_of_the_catalog_gets_its_machines_and_all_their_chips(chip, 
     assert (mesh.hosts, mesh.fsdp * mesh.tp) == (row.hosts, devices)
 
 
-def test_gpus_are_trained_by_the_pytorch_program():
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_gpus_are_trained_by_the_pytorch_program(count):
     changes = {
         "spec.model.name": "gemma-4-e4b",
-        "spec.accelerator": {"type": "h100", "count": 2},
+        "spec.accelerator": {"type": "h100", "count": count},
         "spec.output.uri": "pvc://claim/bot",
     }
     stage = plan.job(specs.job(changes)).stage("train")
@@ -243,25 +244,40 @@ def test_gpus_are_trained_by_the_pytorch_program():
     assert stage.container["command"][2] == "tunewright_workloads.gpu"
     assert stage.container["image"].startswith("tunewright/train-gpu")
     assert spec["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
-    assert stage.container["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    assert stage.container["resources"]["limits"] == {"nvidia.com/gpu": count}
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
     assert any(v.get("emptyDir", {}).get("medium") == "Memory" for v in spec["volumes"]), (
         "NCCL needs /dev/shm"
     )
-    assert stage.config.mesh.fsdp == 2
+    assert (stage.config.mesh.fsdp, stage.config.mesh.tp) == (count, 1), "one process a GPU, FSDP over all"
+    assert stage.workload["kind"] == "Job"
+
+
+def test_gpus_evaluate_with_the_image_that_trained():
+    changes = {
+        "spec.model.name": "gemma-4-e4b",
+        "spec.accelerator": {"type": "h100", "count": 2},
+        "spec.output.uri": "pvc://claim/bot",
+        "spec.evaluation": {"maxEvalLoss": 1.5},
+        "spec.dataset.validation": ["gs://acme/v.jsonl"],
+    }
+    stage = plan.job(specs.job(changes)).stage("evaluate")
+    assert stage.container["command"][2] == "tunewright_workloads.evaluate"
+    assert stage.container["image"].startswith("tunewright/train-gpu")
+    assert stage.container["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    assert (stage.config.mesh.accelerator, stage.config.max_eval_loss) == ("h100", 1.5)
 
 
 def test_what_gpus_cannot_do_is_refused():
     changes = {
         "spec.model.name": "gemma-4-e4b",
         "spec.accelerator": {"type": "h100", "count": 2, "mesh": {"fsdp": 1, "tp": 2}},
-        "spec.evaluation": {},
-        "spec.dataset.validation": ["gs://acme/v.jsonl"],
+        "spec.adapter.quantizeBase": "int8",
     }
     with pytest.raises(UserError) as caught:
         plan.job(specs.job(changes))
     assert {f.place for f in caught.value.faults} == {
-        "spec.evaluation",
+        "spec.adapter.quantizeBase",
         "spec.accelerator.mesh",
         "spec.output.uri",
     }

@@ -11,9 +11,10 @@ from transformers import AutoConfig, Gemma4ForCausalLM
 from tunewright_workloads.contract.faults import Fault, UserError
 
 
-def load(directory: Path, dtype: torch.dtype) -> nn.Module:
+def load(directory: Path, dtype: torch.dtype, *, spread: bool = False) -> nn.Module:
     """The decoder with its head, frozen. Vision and audio towers are not built.
 
+    spread: its layers one after the other over all GPUs of this machine, in one process.
     Raises UserError naming a tensor that the checkpoint lacks.
     """
     config = AutoConfig.from_pretrained(directory)
@@ -27,6 +28,7 @@ def load(directory: Path, dtype: torch.dtype) -> nn.Module:
         key_mapping=mapping,
         output_loading_info=True,
         low_cpu_mem_usage=True,
+        device_map="auto" if spread else None,
     )
     missing = sorted(n for n in info["missing_keys"] if not n.startswith("lm_head."))
     if missing:

@@ -3,12 +3,16 @@
 adapter.safetensors  the trained parameters, unsharded float32
 optimizer.pt         moments and step count by parameter, unsharded; and torch's random state
 trainer_state.json   the trainer's own record, from which it knows where to go on
+evaluation.json      the loss on the validation rows at this step, where it was measured
+
+The newest ones are kept, and the one with the least validation loss.
 
 Unsharded, so that a run goes on with another number of processes than it was saved by.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+EVALUATION = "evaluation.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -47,8 +52,13 @@ def adapter(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: whole(parameter) for name, parameter in trained(model)}
 
 
-def save(root: Path, model: nn.Module, optimizer: Any, state: Any, keep: int, chief: bool) -> None:
-    """Saves the current step under a temporary name and renames it. A collective; the chief writes."""
+def save(
+    root: Path, model: nn.Module, optimizer: Any, state: Any, keep: int, chief: bool, loss: float | None
+) -> None:
+    """Saves the current step under a temporary name and renames it. A collective; the chief writes.
+
+    loss: on the validation rows at this very step, nats, if it was measured.
+    """
     weights = adapter(model)
     held = _states(optimizer)
     moments = {
@@ -64,14 +74,30 @@ def save(root: Path, model: nn.Module, optimizer: Any, state: Any, keep: int, ch
     save_file(weights, str(temporary / "adapter.safetensors"))
     torch.save({"moments": moments, "random": torch.get_rng_state()}, temporary / "optimizer.pt")
     state.save_to_json(str(temporary / "trainer_state.json"))
+    if loss is not None:
+        (temporary / EVALUATION).write_text(json.dumps({"evalLoss": loss}))
     for path in temporary.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
     if final.exists():
         shutil.rmtree(final)
     temporary.rename(final)
+    least = best(root)
     for old in sorted(_steps(root), key=lambda p: int(p.name))[:-keep]:
-        shutil.rmtree(old)
+        if int(old.name) != least:
+            shutil.rmtree(old)
+
+
+def evaluated(directory: Path) -> float | None:
+    """The validation loss of a checkpoint, None where it was not measured."""
+    path = directory / EVALUATION
+    return float(json.loads(path.read_text())["evalLoss"]) if path.exists() else None
+
+
+def best(root: Path) -> int | None:
+    """The step of the least validation loss among the checkpoints, the newest of equals."""
+    known = [(loss, -int(p.name)) for p in _steps(root) if (loss := evaluated(p)) is not None]
+    return -min(known)[1] if known else None
 
 
 def load_adapter(directory: Path, model: nn.Module) -> None:

@@ -134,6 +134,7 @@ class Trainer(SFTTrainer):
         keep = self.run.config.checkpoint_keep
         if self.callback.chief:
             self.callback.metrics.publish()
+        loss = self.validate()
         checkpoints.save(
             Path(self.args.output_dir),
             self.model,
@@ -141,20 +142,21 @@ class Trainer(SFTTrainer):
             self.state,
             keep,
             self.is_world_process_zero(),
+            loss,
         )
         self.accelerator.wait_for_everyone()
-        self.validate()
 
-    def validate(self) -> None:
-        """Records the loss on the validation rows, if there are any."""
+    def validate(self) -> float | None:
+        """Measures and records the loss on the validation rows, if there are any."""
         if self.run.validation_batches is None:
-            return
+            return None
         began = time.monotonic()
         value = validation.loss(
             self.model_wrapped, self.run.validation_batches, self.run.arch.window,
             self.args.process_index, self.args.world_size, self.accelerator.device,
         )  # fmt: skip
         self.callback.validated(self.state.global_step, value, time.monotonic() - began)
+        return value
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         checkpoints.load_adapter(Path(resume_from_checkpoint), model or self.model)
