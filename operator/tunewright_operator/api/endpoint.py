@@ -77,13 +77,17 @@ class Engine(Section):
             Field(min_length=1, max_length=512),
             Rule(
                 "image",
-                "must be a container image, such as vllm/vllm-tpu@sha256:...",
+                "must be a container image, such as registry.example/tunewright/serve-tpu@sha256:...",
                 lambda v: re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]*", v) is not None,
                 "self.matches(r'^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$')",
             ),
         ]
         | None
-    ) = Field(None, description="Image of the server. Default: the operator's setting.")
+    ) = Field(
+        None,
+        description="Image of the server: one that Dockerfile.serve made, vLLM's with our workloads on top. "
+        "Default: the operator's setting.",
+    )
     max_model_length: Int | None = Field(
         None,
         ge=16,

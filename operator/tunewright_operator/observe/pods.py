@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tunewright_workloads.contract import exits
+from tunewright_workloads.contract import engine, exits
 
 Object = dict[str, Any]
 
@@ -195,6 +195,8 @@ def _condition(status: Object, kind: str) -> Object | None:
 def _said(state: Object) -> str:
     """The container's own last words (its termination message), shortened to a line or two."""
     words = " ".join((state.get("message") or "").split())
+    if engine.LACKING in words.replace("'", ""):
+        return f": {words[:600]}. The image lacks Tunewright's workloads. {engine.BUILD.format(base='IMAGE')}"
     return f": {words[:600]}" if words else ""
 
 

@@ -173,6 +173,7 @@ class _Endpoint:
     @property
     def image(self) -> str:
         if self.spec.engine.image:
+            engine.refuse_base(self.spec.engine.image, "spec.engine.image")
             return self.spec.engine.image
         if self.spec.small:
             return self.settings.train("cpu")

@@ -92,3 +92,14 @@ def test_a_helper_that_is_ended_after_the_work_is_not_what_went_wrong() -> None:
 
 def test_every_shape_of_a_pod_is_in_the_table() -> None:
     assert {shape for _, _, shape in SHAPES} == set(Shape)
+
+
+def test_an_image_without_our_workloads_is_told_from_a_server_that_fails() -> None:
+    said = (
+        "/usr/bin/python3: Error while finding module specification for 'tunewright_workloads.serve' "
+        "(ModuleNotFoundError: No module named 'tunewright_workloads')"
+    )
+    waiting = POD.waiting("CrashLoopBackOff")
+    one = waiting.body["status"]["containerStatuses"][0]
+    one["lastState"] = {"terminated": {"exitCode": 1, "message": said}}
+    assert "Build Dockerfile.serve" in pods.find(waiting.slim).message

@@ -409,3 +409,24 @@ def test_a_gateway_gets_only_what_has_passed_the_gate():
     made = plan.endpoint(specs.endpoint(), Settings(endpoint_picker="picker"))
     (pool,) = of_kind(made, "InferencePool")
     assert pool["spec"]["selector"]["matchLabels"] == service(made)["spec"]["selector"]
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["vllm/vllm-tpu", "vllm/vllm-tpu:v0.32.0", "docker.io/vllm/vllm-openai@sha256:" + "a" * 64,
+     "vllm/vllm-openai:v1@sha256:" + "a" * 64],
+)  # fmt: skip
+def test_vllms_own_image_is_refused_with_how_to_make_the_right_one(image):
+    with pytest.raises(
+        UserError, match=r"spec\.engine\.image: is vLLM's own image.*Dockerfile\.serve"
+    ) as caught:
+        plan.endpoint(specs.endpoint(engine={"image": image}))
+    assert f"BASE={image}" in caught.value.text()
+
+
+@pytest.mark.parametrize(
+    "image", ["registry.example:5000/vllm/vllm-tpu", "mine/serve-tpu@sha256:1", "localhost:5000/x"]
+)
+def test_an_image_of_ones_own_is_taken_whatever_it_is_made_of(image):
+    made = plan.endpoint(specs.endpoint(engine={"image": image}))
+    assert made.stage("serve").container["image"] == image

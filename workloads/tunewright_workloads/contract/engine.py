@@ -21,8 +21,15 @@ from tunewright_workloads.contract.models import ModelSpec
 COMMAND = ("python3", "-m", "vllm.entrypoints.openai.api_server")
 """Always spelled out: the entrypoints of the images differ between builds."""
 
-IMAGES = {"tpu": "vllm/vllm-tpu", "gpu": "vllm/vllm-openai"}
-"""Repositories; a release is pinned by digest. The tag `gemma4` of vllm-tpu is frozen."""
+BASES = ("vllm/vllm-tpu", "vllm/vllm-openai")
+"""vLLM's own images, on which Dockerfile.serve puts our workloads; as they are they cannot start a planned pod.
+A release is pinned by digest. The tag `gemma4` of vllm-tpu is frozen."""
+
+LACKING = "No module named tunewright_workloads"
+"""What Python says in an image that Dockerfile.serve did not make."""
+
+BUILD = "Build Dockerfile.serve with --build-arg BASE={base} and name what it makes; see docs/install.md."
+"""What to do then."""
 
 IMAGE_TOKENS = 2496
 """Tokens of one image: a batch that cannot hold them fails at start."""
@@ -180,6 +187,22 @@ def plan(
         # A number of sequences that was asked for is a promise; the default only caps a batch.
         hbm.refuse(found, config.max_sequences or 1, "accelerator")
     return EnginePlan(tuple(flags), tuple(_environment(config, chip)), found, tuple(_notes(chip)))
+
+
+def refuse_base(image: str, place: str) -> None:
+    """Raises UserError for one of vLLM's own images, which lacks what the pod runs, gates and drains by."""
+    repository = image.partition("@")[0]
+    if ":" in repository.rpartition("/")[2]:
+        repository = repository.rpartition(":")[0]
+    if repository.removeprefix("docker.io/") in BASES:
+        raise UserError(
+            Fault(
+                place,
+                "is vLLM's own image, without Tunewright's workloads in it",
+                show(image),
+                BUILD.format(base=image),
+            )
+        )
 
 
 def budgets(config: ServeConfig) -> Budgets:
