@@ -3,9 +3,10 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-vllm install-gpu install-tpu demo test test-fast test-cluster test-chaos test-images e2e lint format crds lock clean
+.PHONY: help install install-test install-vllm install-gpu install-tpu install-maxtext demo test test-fast test-cluster test-chaos test-images e2e lint format crds lock clean
 
 PYTHON ?= python3
+MAXTEXT_PYTHON ?= python3.12
 UV := .uv/bin/uv
 export UV_PYTHON_DOWNLOADS := never
 export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)/workloads:$(CURDIR)
@@ -26,6 +27,8 @@ $(UV):
 	@tools/environment .venv-gpu requirements/gpu.txt "$(PYTHON)"
 .venv-tpu/.lock: requirements/tpu.txt $(UV)
 	@tools/environment .venv-tpu requirements/tpu.txt "$(PYTHON)"
+.venv-maxtext/.lock: requirements/maxtext.txt $(UV)
+	@tools/environment .venv-maxtext requirements/maxtext.txt "$(MAXTEXT_PYTHON)"
 .venv-vllm/.lock: requirements/vllm.txt $(UV)
 	@tools/environment .venv-vllm requirements/vllm.txt "$(PYTHON)"
 
@@ -33,6 +36,7 @@ install: .venv/.lock  ## The CLI at .venv/bin/tunewright, with JAX and without P
 install-test: .venv-test/.lock  ## What the tests need: PyTorch, transformers, linters
 install-vllm: .venv-vllm/.lock  ## The real vLLM on CPU, in an environment of its own
 install-gpu: .venv-gpu/.lock  ## The PyTorch training program, in an environment of its own
+install-maxtext: .venv-maxtext/.lock  ## The peer of bench/aot.py; needs Python 3.12 or 3.13, named by MAXTEXT_PYTHON
 install-tpu: .venv-tpu/.lock  ## JAX with the TPU's compiler, to compile steps for slices that are not there
 
 demo: install  ## Fine-tune the tiny Gemma 4, merge, serve, and ask it a question before and after
@@ -80,4 +84,4 @@ lock: $(UV)  ## Resolve requirements/*.txt anew from pyproject.toml
 	@tools/lock "$(UV)"
 
 clean:  ## Remove environments and what runs left (not uv's cache)
-	rm -rf .uv .venv .venv-test .venv-vllm .venv-gpu .venv-tpu .venv-tpu .tunewright .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .uv .venv .venv-test .venv-vllm .venv-gpu .venv-tpu .venv-maxtext .tunewright .pytest_cache .mypy_cache .ruff_cache
