@@ -17,7 +17,8 @@ from support import merging
 from tunewright_workloads import storage
 from tunewright_workloads.contract.faults import UserError
 from tunewright_workloads.contract.lineage import Manifest
-from tunewright_workloads.merge import publish, verify
+from tunewright_workloads.merge import layout, publish, stream, tensors, verify
+from tunewright_workloads.merge.adapter import Change
 from tunewright_workloads.storage.digests import crc32c
 
 
@@ -147,6 +148,44 @@ def test_a_second_run_changes_nothing_and_writes_nothing(
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
     assert publish.merge(config) == first
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()} == stamps
+
+
+def test_the_bits_do_not_depend_on_how_much_is_read_at_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((300, 1000)).astype(ml_dtypes.bfloat16)
+    save_file({"w": weight}, tmp_path / "base.safetensors")
+    raw = (tmp_path / "base.safetensors").read_bytes()
+    header = tensors.read("base.safetensors", len(raw), lambda at, count: raw[at : at + count])
+    pair = [rng.standard_normal(shape).astype(np.float32) for shape in ((16, 1000), (300, 16))]
+    change = Change("w", 0.5, 16, 1000, 300, lambda: (pair[0], pair[1]))
+    piece = layout.Piece(header.tensors[0], "F32", change)  # F32: no rounding hides a difference
+    found = set()
+    for block in (1, 100_000, 300_000, 1 << 20):
+        with (
+            stream.Streamer(block=block) as streamer,
+            stream.Files({"base.safetensors": tmp_path / "base.safetensors"}) as files,
+        ):
+            found.add(b"".join(map(bytes, streamer.merged(files, piece))))
+    assert len(found) == 1
+    want = weight.astype(np.float32) + 0.5 * pair[1] @ pair[0]
+    np.testing.assert_allclose(
+        np.frombuffer(found.pop(), np.float32).reshape(300, 1000), want, rtol=1e-5, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("damage", ["config.json", ".safetensors"])
+def test_a_published_model_that_was_damaged_is_merged_again(
+    damage: str, dense: SimpleNamespace, tmp_path: Path
+) -> None:
+    config = merging.config(dense.base, dense.adapter, tmp_path / "out", tmp_path / "work")
+    first = publish.merge(config)
+    whole = merging.content(tmp_path / "out")
+    victim = tmp_path / "out" / next(n for n in whole if n.endswith(damage))
+    data = bytearray(victim.read_bytes())
+    data[-2] ^= 1  # of the same size
+    victim.write_bytes(data)
+    assert publish.merge(config) == first
+    assert merging.content(tmp_path / "out") == whole
 
 
 def test_another_adapter_replaces_the_model_and_leaves_nothing_of_the_old_one(

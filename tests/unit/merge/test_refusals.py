@@ -86,6 +86,18 @@ def test_a_step_that_was_not_committed_is_not_merged(dense: SimpleNamespace, tmp
     assert publish.merge(again).adapter.step == 7
 
 
+@pytest.mark.parametrize("where", ["state/metadata", "adapter/_METADATA", "adapter/manifest.ocdbt"])
+def test_a_damaged_checkpoint_is_named_where_the_user_has_it(
+    where: str, dense: SimpleNamespace, tmp_path: Path
+) -> None:
+    train = tmp_path / "train"
+    shutil.copytree(dense.adapter, train)
+    (train / "checkpoints/3" / where).write_text("{")
+    text = refused(merging.config(dense.base, train, tmp_path / "out", tmp_path / "work"))
+    assert str(tmp_path / "work") not in text
+    assert f"file://{train}/checkpoints/3" in text
+
+
 def test_without_a_committed_step_the_refusal_says_so(dense: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "train" / "checkpoints").mkdir(parents=True)
     told = refused(merging.config(dense.base, tmp_path / "train", tmp_path / "out", tmp_path / "work"))

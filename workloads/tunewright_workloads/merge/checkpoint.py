@@ -97,9 +97,6 @@ def load(directory: Path, architecture: Architecture, source: str, step: int) ->
         faults.append(Fault(source, "the checkpoint holds no adapter tensor"))
     if faults:
         raise UserError(faults[:20], f"{len(faults)} tensors of the adapter do not match the base")
-    digest = Digest()
-    for name in sorted(arrays.names):
-        digest.add(name, arrays.read(name))
     changes: dict[str, Change] = {}
     for path, p in sorted(present.items()):
         shapes = arrays.shape(f"{path}.{p.a}"), arrays.shape(f"{path}.{p.b}")
@@ -112,10 +109,22 @@ def load(directory: Path, architecture: Architecture, source: str, step: int) ->
             keys_ = (f"{path}.{p.a}", f"{path}.{p.b}")
             changes[weight] = Change(weight, alpha / rank, rank, inputs, outputs, load_pair, keys_)
     return Adapter(
-        source, step, rank, alpha, len(present), digest.text(), changes,
+        source, step, rank, alpha, len(present), _digest(arrays), changes,
         base=record.get("base_digest"),
         dataset=record.get("dataset_digest"), directory=directory,
     )  # fmt: skip
+
+
+def digest(directory: Path) -> str:
+    """The digest of one committed step's adapter: that of `Adapter`, for those who need no more of it."""
+    return _digest(_Arrays(directory / "adapter"))
+
+
+def _digest(arrays: _Arrays) -> str:
+    found = Digest()
+    for name in sorted(arrays.names):
+        found.add(name, arrays.read(name))
+    return found.text()
 
 
 def _pair(arrays: _Arrays, a_name: str, b_name: str, part: int, parts: int) -> Pair:
@@ -181,7 +190,7 @@ class _Arrays:
                     self._open[name] = tensorstore.open(spec, open=True, read=True).result()
                 except ValueError as error:
                     raise UserError(
-                        Fault(name, f"the checkpoint's array cannot be opened: {str(error)[:200]}")
+                        Fault(name, f"the checkpoint's array cannot be opened: {error}")
                     ) from None
             return self._open[name]
 
@@ -192,6 +201,4 @@ class _Arrays:
         try:
             return np.asarray(self._array(name).read().result())
         except ValueError as error:
-            raise UserError(
-                Fault(name, f"the checkpoint's array cannot be read: {str(error)[:200]}")
-            ) from None
+            raise UserError(Fault(name, f"the checkpoint's array cannot be read: {error}")) from None

@@ -7,6 +7,8 @@ without a manifest is an unfinished merge.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -16,6 +18,7 @@ import socket
 import sys
 import uuid
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -33,11 +36,11 @@ from tunewright_workloads.merge import card, checkpoint, layout, peft, probe
 from tunewright_workloads.merge.adapter import Adapter, Change
 from tunewright_workloads.merge.base import Base
 from tunewright_workloads.merge.layout import Layout, Shard
-from tunewright_workloads.merge.stream import Streamer
+from tunewright_workloads.merge.stream import Streamer, Written
 from tunewright_workloads.storage import digests
 from tunewright_workloads.storage.store import Store
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised when the same inputs would give other bytes; part of the tag."""
 
 
@@ -88,14 +91,38 @@ def load_adapter(config: MergeConfig, base: Base, small: Path, work: Path) -> Ad
         return peft.load(store, work, shapes)
     step = checkpoint.choose(store, config.step)
     directory = checkpoint.fetch(store, step, work)
-    arch = architecture.read(small)
+    with _told_as(small, config.model.source):
+        arch = architecture.read(small)
     prefix = names.check(arch, shapes, config.model.source)
-    adapter = checkpoint.load(directory, arch, config.adapter, step)
+    with _told_as(directory, f"{config.adapter.rstrip('/')}/{checkpoint.CHECKPOINTS}/{step}"):
+        adapter = checkpoint.load(directory, arch, config.adapter, step)
 
     def full(change: Change) -> Change:
         return replace(change, weight=prefix + change.weight)
 
     return replace(adapter, changes={c.weight: c for c in map(full, adapter.changes.values())})
+
+
+_TOLD = 400
+"""characters of a library's words that are shown"""
+
+
+@contextlib.contextmanager
+def _told_as(copy: Path, uri: str) -> Iterator[None]:
+    """A fault in a file that was copied here is told with the name that the user knows."""
+
+    def named(text: str) -> str:
+        told = text.replace(str(copy.resolve()), uri).replace(str(copy), uri)
+        return told if len(told) <= _TOLD else f"{told[:_TOLD]}…"
+
+    try:
+        yield
+    except UserError as error:
+        faults = [
+            replace(f, place=named(f.place), rule=named(f.rule), value=f.value and named(f.value))
+            for f in error.faults
+        ]
+        raise UserError(faults, error.title and named(error.title)) from None
 
 
 def merge(config: MergeConfig, *, probes: bool = False) -> Manifest:
@@ -115,7 +142,7 @@ def merge(config: MergeConfig, *, probes: bool = False) -> Manifest:
     holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     with store.claim(tag, holder):
         old = _published(store)
-        done = old is not None and _same(old, tag) and _complete(store, old)
+        done = old is not None and _same(old, tag) and _complete(store, old, tag)
         if config.adapter_output and not (done and _exported(config.adapter_output)):
             progress.say("writing the adapter in PEFT's format")
             _export(config, inputs, config.adapter_output)
@@ -181,9 +208,19 @@ def _same(manifest: Manifest, tag: str) -> bool:
     return manifest.versions.get("tag") == tag
 
 
-def _complete(store: Store, manifest: Manifest) -> bool:
-    sizes = {e.name: e.size for e in store.entries()}
-    return all(sizes.get(name) == file.size for name, file in manifest.files.items())
+def _complete(store: Store, manifest: Manifest, tag: str) -> bool:
+    """Whether every file is what the manifest says. A bucket knows its objects' digests; a disk is read."""
+    if store.uri.scheme == "file":
+        root = Path(store.uri.path)
+        return all(_is(root / name, file) for name, file in manifest.files.items())
+    there = store.finished(tag)
+    return all(name in there and there[name].digest == file for name, file in manifest.files.items())
+
+
+def _is(path: Path, file: FileDigest) -> bool:
+    if not path.is_file() or path.stat().st_size != file.size:
+        return False
+    return digests.sha256(path) == file.sha256
 
 
 def _clear(store: Store, old: Manifest | None) -> None:
@@ -351,9 +388,7 @@ def _shards(
                 files[shard.name] = written.digest
                 if len(waiting) >= uploads:
                     waiting.popleft().result()
-                waiting.append(
-                    putter.submit(store.put, shard.name, target, tag=tag, digest=written.digest, note=note)
-                )
+                waiting.append(putter.submit(_settle, store, shard.name, target, tag, written, note))
             for _ in ready:
                 pass  # fetched for their digests alone
         while waiting:
@@ -365,6 +400,12 @@ def _shards(
     return weights
 
 
+def _settle(store: Store, name: str, path: Path, tag: str, written: Written, note: str) -> None:
+    """Beside the next shard: the disk's part of this one, then its name."""
+    written.settle()
+    store.put(name, path, tag=tag, digest=written.digest, note=note)
+
+
 def _room(store: Store, staging: Path, todo: list[Shard]) -> None:
     """Raises StorageError when what is to be written does not fit on the disk."""
     sizes = sorted((s.size for s in todo), reverse=True)
@@ -373,7 +414,7 @@ def _room(store: Store, staging: Path, todo: list[Shard]) -> None:
     free = shutil.disk_usage(staging).free
     if need > free:
         told = f"{need / 1e6:.0f} MB are to be written and {free / 1e6:.0f} MB are free"
-        raise storage.StorageError(f"{staging}: {told}")
+        raise storage.StorageError(f"{staging}: {os.strerror(errno.ENOSPC)}: {told}")
 
 
 def _versions() -> dict[str, str]:

@@ -70,14 +70,16 @@ class Sink:
 
     def close(self) -> None:
         """Writes the rest and syncs. Raises what a write ended in."""
-        size = self.size
-        if self._held:
-            self._flush()
-        while self._under_way:
-            self._under_way.popleft().result()
-        os.ftruncate(self._file, size)
-        os.fsync(self._file)
-        self.abandon()
+        try:
+            size = self.size
+            if self._held:
+                self._flush()
+            while self._under_way:
+                self._under_way.popleft().result()
+            os.ftruncate(self._file, size)
+            os.fsync(self._file)
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
         """Lets go of the file as it is."""

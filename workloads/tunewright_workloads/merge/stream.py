@@ -31,8 +31,8 @@ from tunewright_workloads.merge.sink import Sink
 from tunewright_workloads.merge.tensors import FLOATS, WIDTHS
 from tunewright_workloads.storage import digests
 
-BLOCK = 8 << 20
-"""bytes of the base read at once"""
+BLOCK = 1 << 20
+"""bytes of the base read at once: read, summed, hashed and copied while it is in a core's cache"""
 
 _LIMITS = {
     "F16": 65520.0, "BF16": (2 - 2**-8) * 2.0**127, "F32": float("inf"), "F64": float("inf"),
@@ -43,16 +43,21 @@ _ROWS = 64
 """rows of a block that are summed at a time; part of what the bits depend on"""
 
 
-_LAG = 2
+_LAG = 8
 """blocks that the digest may be behind"""
 
 
 @dataclass(frozen=True)
 class Written:
-    """A finished shard, and the crc32c of the base file that it was made from (None: of several)."""
+    """A shard that was handed to the system, and the crc32c of the base file that it was made from (None: of several).
+
+    settle: waits until the shard is on the disk, and raises what a write ended in. To be called once,
+    before the shard gets its name; the next shard may be written meanwhile.
+    """
 
     digest: FileDigest
     base: str | None
+    settle: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ class Streamer:
     """Writes shards. One pool of threads for a whole merge; `workers` blocks are computed at a time."""
 
     def __init__(self, workers: int = 2, block: int = BLOCK) -> None:
-        self.block, self._depth = block, workers + 2
+        self.block, self._depth = block, workers + 6
         self._pool = ThreadPoolExecutor(workers, "merge")
         self._order = ThreadPoolExecutor(1, "digest")
 
@@ -132,7 +137,7 @@ class Streamer:
     def write(
         self, shard: Shard, base: dict[str, Path], target: Path, done: Callable[[Piece], None]
     ) -> Written:
-        """Writes `shard` to `target`, on the disk when this returns.
+        """Writes `shard` to `target`, on the disk once the result's `settle` has been called.
 
         base: local path of every base file of `shard.files`. done: called after each tensor.
         Raises UserError when a sum is not finite, or a base file is damaged.
@@ -159,14 +164,13 @@ class Streamer:
                         done(block.piece)
             while hashing:
                 hashing.popleft().result()
-            size = sink.size
-            sink.close()
-        finally:
+            if sink.size != shard.size:
+                raise RuntimeError(f"{shard.name}: {sink.size} bytes were written, {shard.size} were planned")
+        except BaseException:
             sink.abandon()
-        if size != shard.size:
-            raise RuntimeError(f"{shard.name}: {size} bytes were written, {shard.size} were planned")
-        digest = FileDigest(size=size, sha256=ours.hexdigest())
-        return Written(digest, f"crc32c:{digests.crc32c_text(theirs)}" if shard.whole else None)
+            raise
+        digest = FileDigest(size=shard.size, sha256=ours.hexdigest())
+        return Written(digest, f"crc32c:{digests.crc32c_text(theirs)}" if shard.whole else None, sink.close)
 
     def merged(self, files: Files, piece: Piece) -> Iterator[Any]:
         """The bytes of one changed tensor, block by block, as `write` writes them."""
@@ -199,7 +203,8 @@ class Streamer:
 
     def _rows(self, piece: Piece) -> int:
         inputs = piece.tensor.shape[1]
-        return max(1, self.block // max(1, inputs * WIDTHS[piece.tensor.dtype]))
+        rows = self.block // max(1, inputs * WIDTHS[piece.tensor.dtype])
+        return max(_ROWS, rows - rows % _ROWS)  # whole sums: the bits do not depend on `block`
 
     def _blocks(self, shard: Shard) -> Iterator[_Block]:
         for piece in shard.pieces:
