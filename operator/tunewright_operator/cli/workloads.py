@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import click
+
+from tunewright_operator.local import shadows
 
 _MODULES = {
     "data": "data",
@@ -19,9 +22,11 @@ _MODULES = {
 def start(module: str, arguments: list[str]) -> int:
     """Runs `python -m tunewright_workloads.<module>` in the foreground. Returns its exit code.
 
+    -P: the folder that the user is in holds the user's files, and no module of ours or of our packages.
     Ctrl-C reaches the workload too, which ends in its own way; we wait for it.
     """
-    process = subprocess.Popen([sys.executable, "-m", f"tunewright_workloads.{module}", *arguments])
+    shadows.refuse(os.environ)
+    process = subprocess.Popen([sys.executable, "-P", "-m", f"tunewright_workloads.{module}", *arguments])
     while True:
         try:
             code = process.wait()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tunewright_workloads
+from tunewright_operator.local import shadows
 from tunewright_operator.plan.stage import Manifest, Stage
 from tunewright_workloads.contract.faults import Fault, UserError, show
 
@@ -91,6 +92,7 @@ def materialise(
     itself. Raises UserError for what only a cluster has.
     """
     environ = os.environ if environ is None else environ
+    shadows.refuse(environ)
     spec, container = stage.template["spec"], stage.container
     folders = _volumes(stage, spec, home, claims)
     mounts = {

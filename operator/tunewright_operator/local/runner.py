@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 import socket
 import time
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tunewright_operator.local.artifact import wrong
 from tunewright_operator.local.pod import Command, Rewrite, materialise
 from tunewright_operator.local.process import Process, end_orphan, orphan
 from tunewright_operator.local.signals import Signals
@@ -187,12 +189,13 @@ class Runner:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _done(self, stage: Stage, command: Command, state: State) -> bool:
-        """Marked as done, and what it made is still there."""
+        """Marked as done, and what it made is still there and whole."""
         if not state.record(stage.name).get("finished"):
             return False
         artifact = command.paths(stage.artifact or "")
-        if artifact.startswith("file://") and not Path(artifact.removeprefix("file://")).exists():
-            self.view.note(f"{stage.name}: {artifact} is gone, running it again")
+        path = Path(artifact.removeprefix("file://"))
+        if artifact.startswith("file://") and (fault := wrong(path)):
+            self.view.note(f"{stage.name}: {artifact} {fault}; running it again")
             return False
         return True
 
@@ -223,12 +226,12 @@ class Runner:
                     name,
                     exits.RETRY,
                     f"{name} ran longer than limits.runTime allows ({duration(deadline or 0)}) and was ended; "
-                    "its last checkpoint is kept. Raise the limit and run again to resume.",
+                    f"{_kept(name)}. Raise the limit and run again to go on.",
                 )
             if self.signals.asked is not None:
                 self.view.end(name, "stopped")
                 saved = code == exits.PREEMPTED
-                note = "its checkpoint is saved" if saved else "it resumes from its last checkpoint"
+                note = "its checkpoint is saved" if saved else _kept(name)
                 raise StoppedError(
                     exits.PREEMPTED if saved else 128 + self.signals.asked,
                     f"{name} stopped; {note}. Run the same command again to go on.",
@@ -241,6 +244,14 @@ class Runner:
                 self.signals.wait(self.pause)
                 continue
             failures += 1
+            if full := _full(tail):
+                self.view.end(name, f"failed: {full}")
+                raise StageError(
+                    name,
+                    code,
+                    f"{name} failed because a disk is full, which no retry mends. Free some space, or choose "
+                    f"another --state, and run the same command again to go on. The end of {log}:\n{tail}",
+                )
             if failures > limit:
                 self.view.end(name, f"failed with exit code {code}")
                 raise StageError(
@@ -289,7 +300,7 @@ class Runner:
         """SIGTERM and the pod's grace period; a second signal cuts it short."""
         grace = _grace(stage)
         self.view.note(
-            f"{stage.name}: stopping, up to {duration(grace)} to save its checkpoint (again: at once)"
+            f"{stage.name}: stopping, up to {duration(grace)} to {_last(stage.name)} (again: at once)"
         )
         process.terminate()
         end = time.monotonic() + grace
@@ -518,6 +529,26 @@ def _tail(log: Path, offset: int) -> str:
         file.seek(max(offset, file.tell() - 64 * 1024))
         lines = file.read().decode("utf-8", errors="replace").splitlines()
     return "\n".join(line if len(line) <= WIDTH else f"{line[:WIDTH]}…" for line in lines[-TAIL:])
+
+
+def _last(stage: str) -> str:
+    """What a stage does between SIGTERM and its end."""
+    return "save its checkpoint" if stage == "train" else "end"
+
+
+def _kept(stage: str) -> str:
+    """What a stage that was ended leaves for the next run."""
+    kept = {
+        "train": "its last checkpoint is kept and resumed from",
+        "merge": "the shards that it finished are kept and not written again",
+    }
+    return kept.get(stage, "it starts again from its beginning")
+
+
+def _full(tail: str) -> str | None:
+    """The system's word for a full disk or quota, where that is what a log ends with."""
+    words = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+    return next((word for word in words if word in tail), None)
 
 
 def _reason(code: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shlex
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from support import models
 from support.plans import Script, plan, script
 from tunewright_operator.local import process as processes
 from tunewright_operator.local.runner import Runner, StageError, StoppedError
@@ -85,6 +87,52 @@ def test_a_stage_whose_result_is_gone_runs_again_with_all_after_it(runner):
     (runner.folders.claims / "data/adapter").unlink()
     runner.job(work)
     assert trace(runner.folders.root) == ["t", "m", "t", "m"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda model: (model / "w.safetensors").write_text("changed?"), "does not describe w.safetensors"),
+        (lambda model: (model / "w.safetensors").write_text("longer than it was"), "does not describe w.saf"),
+        (lambda model: (model / "w.safetensors").unlink(), "names w.safetensors, which is gone"),
+        (lambda model: (model / "tunewright.json").write_text("{"), "cannot be read"),
+    ],
+)
+def test_a_merged_model_that_is_not_what_its_manifest_says_is_merged_again(runner, notes, damage, said):
+    model = runner.folders.claims / "data/merged"
+    text = models.manifest({"w.safetensors": b"weights!"})
+    code = "mkdir -p /mnt/claims/data/merged && cd /mnt/claims/data/merged && printf weights! >w.safetensors"
+    code += f" && printf %s {shlex.quote(text)} >tunewright.json; {SAY.format('m')}"
+    work = plan(script("merge", code, artifact="file:///mnt/claims/data/merged/tunewright.json"))
+    runner.job(work)
+    runner.job(work)
+    assert trace(runner.folders.root) == ["m"]
+    damage(model)
+    runner.job(work)
+    assert trace(runner.folders.root) == ["m", "m"]
+    assert any(said in line and "running it again" in line for line in notes.lines)
+    assert (model / "w.safetensors").read_text() == "weights!"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_ends_the_run_at_once_and_says_what_to_do(runner, number):
+    say = shlex.quote(f"OSError: [Errno {number}] {os.strerror(number)}: 'x'")
+    work = plan(script("train", f"{SAY.format('t')}; echo {say} >&2; exit 1", retries=3))
+    with pytest.raises(StageError, match=r"disk is full.*Free some space") as caught:
+        runner.job(work)
+    assert caught.value.code == 1
+    assert trace(runner.folders.root) == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "left"), [("merge", "shards that it finished are kept"), ("evaluate", "starts again")]
+)
+def test_what_is_said_of_a_stopped_stage_is_true_of_it(runner, notes, stage, left):
+    later(0.5, signal.SIGINT)
+    with pytest.raises(StoppedError, match=left) as caught:
+        runner.job(plan(script(stage, "while :; do sleep 0.05; done")))
+    assert not any("checkpoint" in line for line in [*notes.lines, str(caught.value)])
+    assert any(f"{stage}: stopping, up to 5 s to end" in line for line in notes.lines)
 
 
 def test_bad_input_is_never_retried_and_its_message_is_shown(runner):
