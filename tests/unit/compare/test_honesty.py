@@ -253,3 +253,13 @@ def test_the_paper_is_derived_on_request():
     result = CliRunner().invoke(command, ["--paper", "--output", "json"])
     data = json.loads(result.output)
     assert {c["what"] for c in data["claims"] if not c["holds"]} == {"$/1M tokens, TPU", "$/1M tokens, GPU"}
+
+
+@pytest.mark.parametrize("content", [b"weights\x00\xff", b"# a text", b""])
+def test_a_file_that_is_no_report_is_named_and_not_shown(tmp_path: Path, content: bytes) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(content)
+    said = CliRunner().invoke(command, [str(other), str(other)], standalone_mode=False)
+    assert isinstance(said.exception, UserError)
+    assert str(said.exception).startswith(f"{other}: is not JSON: ")
+    assert "b'" not in str(said.exception)

@@ -154,3 +154,13 @@ def test_signals(arguments: list[str], signals: list[signal.Signals], code: int,
             heard = process.stdout.readline()
     assert process.wait(timeout=20) == code
     assert heard == says
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_a_damaged_record_of_the_run_is_not_called_missing(out: output.Output, content: str) -> None:
+    output.claim(out, MINE, "ns/a")
+    committed(out)
+    out.path(output.RUN).write_text(content)
+    with pytest.raises(UserError, match=r"run\.json: is damaged.*Restore the file"):
+        output.claim(out, MINE, "ns/a")
+    assert out.path(output.RUN).read_text() == content

@@ -304,6 +304,8 @@ def faults_of(error: ValidationError, kind: type[BaseModel], prefix: str = "") -
             )
         elif item["type"] == "missing":
             faults.append(Fault(place, "is required"))
+        elif item["type"] == "json_invalid":  # its input is the whole file
+            faults.append(Fault(prefix.removesuffix(": ") or place, f"is not JSON: {item['ctx']['error']}"))
         else:
             message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
             value = item["input"]

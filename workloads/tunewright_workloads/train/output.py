@@ -118,6 +118,15 @@ def claim(output: Output, identity: Mapping[str, Any], job: str) -> dict[str, An
         if report is not None:
             return report
     elif there is None and output.started():
+        if output.read(RUN) is not None:
+            raise UserError(
+                Fault(
+                    f"{output.uri}/{RUN}",
+                    "is damaged: it is not the record of the run whose checkpoints are here",
+                    None,
+                    "Restore the file, use another output.uri, or move what is there away.",
+                )
+            )
         raise UserError(
             Fault(
                 "output",
