@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,6 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tunewright_workloads.contract.faults import UserError
+from tunewright_workloads.serve import answers
 from tunewright_workloads.serve.protocol import ApiError, ChatRequest, CompletionRequest, parse
 from tunewright_workloads.serve.sampling import Sampled, Sampling
 from tunewright_workloads.serve.scheduler import Delta, Scheduler, Sequence, StoppedError
@@ -143,7 +143,7 @@ def create(state: State) -> Starlette:
         _named(engine, asked.model)
         prompts = [_completion_tokens(engine, asked, p) for p in asked.prompts()]
         limits = [_limit(engine, len(p), asked.max_tokens or 16, "max_tokens", "prompt") for p in prompts]
-        answer = _Completion(engine, asked)
+        answer = answers.Completion(engine.name, engine.pieces, asked)
         return await _answer(state, request, answer, prompts, limits, asked, asked.logprobs)
 
     async def chat(request: Request) -> Response:
@@ -159,7 +159,9 @@ def create(state: State) -> Starlette:
         name = "max_completion_tokens" if asked.max_completion_tokens else "max_tokens"
         limit = _limit(engine, len(tokens), wanted, name, "messages")
         top = (asked.top_logprobs or 0) if asked.logprobs else None
-        return await _answer(state, request, _Chat(engine, asked), [tokens], [limit], asked, top)
+        return await _answer(
+            state, request, answers.Chat(engine.name, engine.pieces, asked), [tokens], [limit], asked, top
+        )
 
     async def refused(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
@@ -273,134 +275,17 @@ def _sampling(engine: Engine, asked: CompletionRequest | ChatRequest) -> Samplin
     )
 
 
-class _Answer:
-    """One request's answer in one endpoint's shape. Choice `index` belongs to prompt `index`."""
-
-    object: str
-    chunk: str
-    prefix: str
-
-    def __init__(self, engine: Engine, asked: CompletionRequest | ChatRequest) -> None:
-        self.engine, self.asked = engine, asked
-        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
-        self.created = int(time.time())
-
-    def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.engine.name,
-            "choices": choices,
-        }
-
-    def name(self, token: int) -> str:
-        """How a token is named in log-probabilities."""
-        if self.asked.return_tokens_as_token_ids:
-            return f"token_id:{token}"
-        return self.engine.pieces.bytes(token).decode("utf-8", errors="replace")
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The first chunk of a choice, where the shape has one."""
-        return None
-
-    def part(
-        self, index: int, text: str, tokens: list[Sampled], at: int, finish: str | None
-    ) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def whole(
-        self, index: int, text: str, tokens: list[Sampled], ats: list[int], finish: str
-    ) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-class _Completion(_Answer):
-    object = chunk = "text_completion"
-    prefix = "cmpl"
-
-    def part(
-        self, index: int, text: str, tokens: list[Sampled], at: int, finish: str | None
-    ) -> dict[str, Any]:
-        return self.whole(index, text, tokens, [at] * len(tokens), finish)
-
-    def whole(
-        self, index: int, text: str, tokens: list[Sampled], ats: list[int], finish: str | None
-    ) -> dict[str, Any]:
-        assert isinstance(self.asked, CompletionRequest)
-        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
-        if self.asked.logprobs is not None:
-            choice["logprobs"] = {
-                "tokens": [self.name(t.token) for t in tokens],
-                "token_logprobs": [t.logprob for t in tokens],
-                # As OpenAI does: the alternatives, and the chosen token whether among them or not.
-                "top_logprobs": [
-                    {**{self.name(i): p for i, p in t.top}, self.name(t.token): t.logprob} for t in tokens
-                ],
-                "text_offset": ats,
-            }
-        if self.asked.return_token_ids:
-            choice["token_ids"] = [t.token for t in tokens]
-        return choice
-
-
-class _Chat(_Answer):
-    object, chunk = "chat.completion", "chat.completion.chunk"
-    prefix = "chatcmpl"
-
-    def opening(self, index: int) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-    def part(
-        self, index: int, text: str, tokens: list[Sampled], at: int, finish: str | None
-    ) -> dict[str, Any]:
-        delta = {"content": text} if text or not finish else {}
-        choice = {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": finish}
-        return self._ids(choice, tokens)
-
-    def whole(
-        self, index: int, text: str, tokens: list[Sampled], ats: list[int], finish: str
-    ) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {
-            "index": index,
-            "message": message,
-            "logprobs": self._logprobs(tokens),
-            "finish_reason": finish,
-        }
-        return self._ids(choice, tokens)
-
-    def _ids(self, choice: dict[str, Any], tokens: list[Sampled]) -> dict[str, Any]:
-        if self.asked.return_token_ids:
-            choice["token_ids"] = [t.token for t in tokens]
-        return choice
-
-    def _logprobs(self, tokens: list[Sampled]) -> dict[str, Any] | None:
-        if not self.asked.logprobs:
-            return None
-
-        def entry(token: int, logprob: float) -> dict[str, Any]:
-            data = list(self.engine.pieces.bytes(token))
-            return {"token": self.name(token), "logprob": logprob, "bytes": data}
-
-        content = [
-            {**entry(t.token, t.logprob), "top_logprobs": [entry(i, p) for i, p in t.top]} for t in tokens
-        ]
-        return {"content": content, "refusal": None}
-
-
 async def _answer(
     state: State,
     request: Request,
-    answer: _Answer,
+    answer: answers.Answer,
     prompts: list[list[int]],
     limits: list[int],
     asked: CompletionRequest | ChatRequest,
     top: int | None,
 ) -> Response:
     """Starts one sequence a prompt and answers in one piece or as a stream."""
-    engine = answer.engine
+    engine = state.ready()
     loop, inbox = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Delta]]()
 
     def emitter(index: int) -> Callable[[Delta], None]:
@@ -469,7 +354,7 @@ async def _answer(
 
 
 async def _collect(
-    answer: _Answer, deltas: AsyncGenerator[tuple[int, Delta], None], prompts: list[list[int]]
+    answer: answers.Answer, deltas: AsyncGenerator[tuple[int, Delta], None], prompts: list[list[int]]
 ) -> dict[str, Any]:
     count = len(prompts)
     texts, finishes = [""] * count, [""] * count
@@ -490,7 +375,7 @@ async def _collect(
 
 
 async def _events(
-    answer: _Answer,
+    answer: answers.Answer,
     deltas: AsyncGenerator[tuple[int, Delta], None],
     usage: Callable[[], dict[str, Any]],
     count: int,
