@@ -337,6 +337,7 @@ class _Endpoint:
                             {
                                 "type": "Pods",
                                 "pods": {
+                                    # GKE, "Serve an LLM using TPUs with vLLM": prometheus.googleapis.com|NAME|gauge.
                                     "metric": {"name": self.settings.hpa_metric},
                                     "target": {
                                         "type": "AverageValue",
