@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from support import merging
 from tunewright_workloads.contract.faults import UserError
+from tunewright_workloads.merge import __main__ as command
 from tunewright_workloads.merge import publish
 
 
@@ -84,6 +85,46 @@ def test_a_step_that_was_not_committed_is_not_merged(dense: SimpleNamespace, tmp
     (train / "checkpoints" / "7" / "commit_success.txt").touch()
     again = config.model_copy(update={"output": f"file://{tmp_path}/newer"})
     assert publish.merge(again).adapter.step == 7
+
+
+@pytest.mark.parametrize("below", ["checkpoints", "checkpoints/3"])
+def test_a_path_inside_a_training_output_is_told_its_output(
+    below: str, dense: SimpleNamespace, tmp_path: Path
+) -> None:
+    text = refused(merging.config(dense.base, dense.adapter / below, tmp_path / "out", tmp_path / "work"))
+    assert f"did you mean file://{dense.adapter}?" in text
+
+
+@pytest.mark.parametrize("content", ["{", None])
+def test_a_base_whose_configuration_is_damaged_is_named_once(
+    content: str | None, dense: SimpleNamespace, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(dense.base, base)
+    (base / "config.json").unlink()
+    if content:
+        (base / "config.json").write_text(content)
+    text = refused(merging.config(base, dense.adapter, tmp_path / "out", tmp_path / "work"))
+    assert text.startswith(f"{base}/config.json: ")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"tree_metadata": 3}', "0"])
+@pytest.mark.parametrize("where", ["_CHECKPOINT_METADATA", "adapter/_METADATA", "state/metadata"])
+def test_a_checkpoint_with_a_record_that_is_none_is_named(
+    where: str, content: str, dense: SimpleNamespace, tmp_path: Path
+) -> None:
+    train = tmp_path / "train"
+    shutil.copytree(dense.adapter, train)
+    (train / "checkpoints/3" / where).write_text(content)
+    config = merging.config(dense.base, train, tmp_path / "out", tmp_path / "work")
+    assert f"file://{train}/checkpoints" in refused(config)
+
+
+@pytest.mark.parametrize("size", ["inf", "nan", "5XB", "", "GB"])
+def test_a_shard_size_that_is_none_is_refused(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--base", "b", "--adapter", "a", "--output", "o", "--max-shard-size", size]
+    assert command.main(options) == 2
+    assert "--max-shard-size: must be a number of bytes, or like 5GB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("where", ["state/metadata", "adapter/_METADATA", "adapter/manifest.ocdbt"])

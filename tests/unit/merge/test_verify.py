@@ -116,3 +116,11 @@ def test_a_directory_without_a_manifest_is_refused(out: Path) -> None:
     (out / "tunewright.json").unlink()
     with pytest.raises(UserError, match="no merge has finished"):
         check(out)
+
+
+@pytest.mark.parametrize("sample", ["-1", "many"])
+def test_a_sample_that_is_no_count_is_refused(sample: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        verify.main(["model", f"--sample={sample}"])
+    assert ended.value.code == 2
+    assert f"must be a number from 0, not '{sample}'" in capsys.readouterr().err

@@ -72,7 +72,7 @@ def _bytes(text: str | None) -> int | None:
     number = text.rstrip("BbGgIiKkMm ")
     try:
         return int(float(number) * units[text[len(number) :].strip().upper()])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         raise UserError(
             Fault("--max-shard-size", "must be a number of bytes, or like 5GB", show(text))
         ) from None

@@ -37,8 +37,15 @@ def steps(store: Store) -> list[int]:
     ready = []
     for step, files in sorted(found.items()):
         if {_COMMIT, _META, f"adapter/{_COMMIT}"} <= files and any(f.startswith("state/") for f in files):
-            meta = json.loads(store.get(f"{CHECKPOINTS}/{step}/{_META}"))
-            if meta.get("commit_timestamp_nsecs"):
+            name = f"{CHECKPOINTS}/{step}/{_META}"
+            try:
+                committed = json.loads(store.get(name)).get("commit_timestamp_nsecs")
+            except (ValueError, AttributeError):
+                fix = "Restore it, or remove the step's directory to merge an earlier one."
+                raise UserError(
+                    Fault(f"{store.uri}/{name}", "is damaged: it is not Orbax's", None, fix)
+                ) from None
+            if committed:
                 ready.append(step)
     return ready
 
@@ -56,6 +63,9 @@ def choose(store: Store, step: int | None) -> int:
         if ready
         else "The training has committed no step yet."
     )
+    above, below, _ = f"{store.uri}/".rpartition(f"/{CHECKPOINTS}/")
+    if below:
+        there = f"The adapter is the training's output: did you mean {above}?"
     rule = f"there is no committed checkpoint in {store.uri}/{CHECKPOINTS}"
     raise UserError(Fault(place, rule, None if step is None else show(step), there))
 
@@ -169,12 +179,12 @@ class _Arrays:
         try:
             meta = json.loads((directory / "_METADATA").read_text(encoding="utf-8"))
             tree = meta["tree_metadata"]
-        except (OSError, ValueError, KeyError):
+            self.names = {".".join(str(k["key"]) for k in v["key_metadata"]) for v in tree.values()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise UserError(Fault(str(directory), "is no Orbax checkpoint of an adapter")) from None
         self._base = f"file://{directory.resolve()}/"
         self._driver = "zarr3" if meta.get("use_zarr3") else "zarr"
         self._ocdbt = bool(meta.get("use_ocdbt", True))
-        self.names = {".".join(str(k["key"]) for k in v["key_metadata"]) for v in tree.values()}
         self._open: dict[str, Any] = {}
         self._lock = threading.Lock()
 

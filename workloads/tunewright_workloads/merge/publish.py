@@ -112,7 +112,9 @@ def _told_as(copy: Path, uri: str) -> Iterator[None]:
     """A fault in a file that was copied here is told with the name that the user knows."""
 
     def named(text: str) -> str:
-        told = text.replace(str(copy.resolve()), uri).replace(str(copy), uri)
+        told = text
+        for path in (str(copy.resolve()), str(copy)):
+            told = told if uri.endswith(path) else told.replace(f"file://{path}", path).replace(path, uri)
         return told if len(told) <= _TOLD else f"{told[:_TOLD]}…"
 
     try:

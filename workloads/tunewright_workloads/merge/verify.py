@@ -349,13 +349,19 @@ def _small(uri: str, manifest: Manifest, work: Path) -> Path:
     return target
 
 
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"must be a number from 0, not {text!r}")
+    return int(text)
+
+
 def main(arguments: list[str] | None = None) -> int:
     made = argparse.ArgumentParser("tunewright verify", description="Checks a published model.")
     made.add_argument("model", metavar="URI", help="directory with tunewright.json")
     made.add_argument("--base", metavar="URI", help="default: the manifest's")
     made.add_argument("--adapter", metavar="URI", help="default: the manifest's")
     made.add_argument(
-        "--sample", type=int, default=SAMPLE, help="changed tensors to recompute (default: %(default)s)"
+        "--sample", type=_count, default=SAMPLE, help="changed tensors to recompute (default: %(default)s)"
     )
     made.add_argument(
         "--no-run", action="store_true", help="do not run the model, even where it fits in memory"
