@@ -12,6 +12,7 @@ from .api import Cluster
 from .build import UnavailableError
 from .control import ControlPlane
 from .external import External
+from .operating import Operator, install
 
 _HERE = Path(__file__).parent
 
@@ -41,6 +42,14 @@ def plane(cluster: Cluster) -> ControlPlane:
     if not isinstance(cluster, ControlPlane):
         pytest.skip(f"the cluster of {external.VARIABLE} is not ours to restart")
     return cluster
+
+
+@pytest.fixture(scope="session")
+def session_operator(cluster: Cluster) -> Iterator[Operator]:
+    """One operator for the whole cluster; tests take it as `operator`."""
+    install(cluster)
+    with Operator(cluster) as running:
+        yield running
 
 
 @pytest.fixture

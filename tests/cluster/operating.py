@@ -13,7 +13,6 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,14 +46,19 @@ class Operator:
     """One operator process. `start`, `kill` and `start` again: its memory is the cluster."""
 
     def __init__(
-        self, cluster: Cluster, *arguments: str, name: str = "operator", account: str | None = None
+        self,
+        cluster: Cluster,
+        *arguments: str,
+        name: str = "operator",
+        account: str | None = None,
+        url: str | None = None,
     ) -> None:
         self.cluster = cluster
         self.folder = Path(tempfile.mkdtemp(prefix="tunewright-operator-"))
         self.metrics_port, self.health_port = free_ports(2)
         space, who = (account or f"{SYSTEM}/tunewright-operator").split("/")
         token = cluster.service_account_token(space, who)
-        config = kubeconfig.write(self.folder / "operator.kubeconfig", cluster.url, cluster.ca, token)
+        config = kubeconfig.write(self.folder / "operator.kubeconfig", url or cluster.url, cluster.ca, token)
         command = [
             sys.executable,
             "-m",
@@ -137,11 +141,10 @@ class Operator:
 
 
 @pytest.fixture(scope="session")
-def operator(cluster: Cluster) -> Iterator[Operator]:
-    """One operator for the whole cluster, for the session."""
-    install(cluster)
-    with Operator(cluster) as running:
-        yield running
+def operator(session_operator: Operator) -> Operator:
+    """The session's operator. A fixture that modules import is another one in each of them, whatever
+    its scope: the one that starts it stands in conftest.py, or every module would add an operator."""
+    return session_operator
 
 
 class Space:

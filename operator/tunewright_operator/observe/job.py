@@ -137,8 +137,10 @@ def observe(meta: Object, spec: FineTuneJobSpec, old: Object, facts: Facts, now:
     elif facts.invalid:
         say = _Say("Failed", "Invalid", facts.invalid, "False", stalled=True)
         stop = alive
-    elif over and lift and current and facts.workloads.get(current) is not None:
-        # The ended workload goes first; only then may the job be anything but failed again.
+    elif over and lift and current and (looks[current].state is State.FAILED or looks[current].deleting):
+        # The ended workload goes first; only then may the job be anything but failed again. One that
+        # has not ended is no remnant: it goes on, be it the old one or made by a look whose status
+        # write did not come through.
         say = _Say("Failed", _reason(old), _word(old, "Ready"), "False", stalled=True)
         stop = (current,)
     elif current is None:

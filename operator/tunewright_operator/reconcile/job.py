@@ -96,10 +96,12 @@ async def reconcile(loop: Loop, key: Key, known: Object, deep: bool) -> float | 
         loop.follow(key)
     # Only now: what is written is what a restarted operator knows.
     loop.cache.forget_graves(meta["uid"], {p["metadata"]["uid"] for p in facts.gone})
-    for name in verdict.stop:
-        workload = facts.workloads.get(name)
-        if workload is not None and "deletionTimestamp" not in workload["metadata"]:
-            await _stop(loop, key, workload)
+    workloads = [w for w in (facts.workloads.get(name) for name in verdict.stop) if w is not None]
+    workloads = [w for w in workloads if "deletionTimestamp" not in w["metadata"]]
+    if workloads and not await _current(loop, key):
+        return 0.5  # what we judged by is history, and the workload may be of a later day
+    for workload in workloads:
+        await _stop(loop, key, workload)
     delays = [d for d in (verdict.again, waiting) if d is not None]
     return min(delays) if delays else None
 
@@ -117,7 +119,7 @@ async def _facts(loop: Loop, known: Object, planned: Planned) -> Facts:
         stage = one["metadata"].get("labels", {}).get(judge.ledger.STAGE)
         if stage and (one["metadata"].get("owner") or {}).get("uid") == uid:
             workloads[stage] = one
-    pods = loop.cache.children(uid, POD)
+    pods = await _pods(loop, known)
     record = await _last_words(loop, known, workloads)
     stages = (
         [StageFacts(s.name, s.job.get("parallelism", 1)) for s in planned.plan.stages] if planned.plan else []
@@ -146,6 +148,18 @@ async def _facts(loop: Loop, known: Object, planned: Planned) -> Facts:
         artifacts=names,
         preflight=_preflight(planned.plan, counted=spec.model.spec is not None),
     )
+
+
+async def _pods(loop: Loop, known: Object) -> list[Object]:
+    """The pods of a job. A run whose pod is neither known nor known to be gone is asked for before it
+    counts as lost: the status may be another operator's, and our watch of the pods behind it."""
+    uid, namespace = known["metadata"]["uid"], known["metadata"]["namespace"]
+    runs = {run["uid"] for run in (known["status"].get("ledger") or {}).get("open") or []}
+    seen = {p["metadata"]["uid"] for p in (*loop.cache.children(uid, POD), *loop.cache.graves(uid))}
+    if runs - seen:
+        async for body in loop.client.list(POD, namespace, f"{resources.UID_LABEL}={uid}"):
+            loop.seen(POD, body)
+    return loop.cache.children(uid, POD)
 
 
 def _preflight(plan: Plan | None, counted: bool) -> Object | None:
@@ -222,6 +236,19 @@ async def _start(
         message = f"the API server refuses a child: {error.message}"
         return judge.blocked(verdict, known["metadata"], "ChildRefused", message, loop.clock.now())
     return verdict
+
+
+async def _current(loop: Loop, key: Key) -> bool:
+    """Whether the job is in the API server as we know it. The watches are not in step with each other:
+    beside an old status the Job of a resumed run, made by another operator, would look like a remnant."""
+    known = loop.cache.get(FINETUNEJOB, key.namespace, key.name)
+    live = await loop.client.get(FINETUNEJOB, key.namespace, key.name)
+    if known is None or live is None:
+        return False
+    same = bool(live["metadata"]["resourceVersion"] == known["metadata"]["resourceVersion"])
+    if not same:
+        loop.seen(FINETUNEJOB, live)
+    return same
 
 
 async def _stop(loop: Loop, key: Key, workload: Object) -> None:

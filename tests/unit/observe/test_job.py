@@ -267,6 +267,16 @@ def test_raised_retries_let_the_job_go_on_once_the_old_job_is_gone() -> None:
     assert (then.status["phase"], then.start) == ("Provisioning", "train")
 
 
+def test_a_job_that_runs_beside_a_status_of_yesterday_is_no_remnant() -> None:
+    """Made by a look whose status write did not come through: the end is lifted, and it runs."""
+    ended = look(train=TRAIN.failed(), pods=[POD.failed(1)], given=spec(limits={"retries": 0}))
+    gone = look(ended.status, given=spec(limits={"retries": 0}))
+    new = Pod.of("b", created=20).running(20)
+    verdict = look(gone.status, train=TRAIN, pods=[new], minute=21, given=spec(limits={"retries": 1}))
+    assert (verdict.status["phase"], verdict.stop) == ("Training", ())
+    assert (verdict.status["attempts"], verdict.status["preemptions"]) == (2, 0)
+
+
 def test_a_job_that_kubernetes_gave_up_is_made_anew_while_retries_are_left() -> None:
     verdict = look(train=TRAIN.failed(), pods=[POD.failed(1)])
     assert (verdict.status["phase"], verdict.stop, verdict.start) == ("Provisioning", ("train",), None)
