@@ -60,6 +60,8 @@ _ADMISSION = frozenset(
     }
 )
 _STORAGE = ("ephemeral", "emptydir")
+WORDS = 600
+"""Characters of a container's last words that a status shows."""
 
 
 @dataclass(frozen=True)
@@ -193,11 +195,15 @@ def _condition(status: Object, kind: str) -> Object | None:
 
 
 def _said(state: Object) -> str:
-    """The container's own last words (its termination message), shortened to a line or two."""
+    """The container's own last words (its termination message), shortened to a few lines.
+
+    Both ends: a report says first what matters, and a log last.
+    """
     words = " ".join((state.get("message") or "").split())
+    shown = words if len(words) <= WORDS else f"{words[: WORDS // 2]} ... {words[-WORDS // 2 :]}"
     if engine.LACKING in words.replace("'", ""):
-        return f": {words[:600]}. The image lacks Tunewright's workloads. {engine.BUILD.format(base='IMAGE')}"
-    return f": {words[:600]}" if words else ""
+        return f": {shown}. The image lacks Tunewright's workloads. {engine.BUILD.format(base='IMAGE')}"
+    return f": {shown}" if words else ""
 
 
 def _where(pod: Object) -> str:

@@ -103,3 +103,10 @@ def test_an_image_without_our_workloads_is_told_from_a_server_that_fails() -> No
     one = waiting.body["status"]["containerStatuses"][0]
     one["lastState"] = {"terminated": {"exitCode": 1, "message": said}}
     assert "Build Dockerfile.serve" in pods.find(waiting.slim).message
+
+
+def test_long_last_words_are_shown_from_both_ends() -> None:
+    """With FallbackToLogsOnError they are the end of a log, whose last line is the error."""
+    said = "first " + "INFO loading " * 200 + "model.layers.1 is missing"
+    message = pods.find(POD.failed(2, message=said).slim).message
+    assert "first INFO" in message and "model.layers.1 is missing" in message and len(message) < 900
