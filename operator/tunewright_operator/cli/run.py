@@ -11,8 +11,9 @@ import click
 
 from tunewright_operator import api
 from tunewright_operator.cli import options
+from tunewright_operator.local.address import refuse_address
 from tunewright_operator.local.ask import AskError, ask, curl
-from tunewright_operator.local.runner import Runner, Serving, StageError, StoppedError, refuse_address
+from tunewright_operator.local.runner import Runner, Serving, StageError, StoppedError
 from tunewright_operator.local.signals import Signals
 from tunewright_operator.local.view import view
 from tunewright_operator.plan import Plan, Settings

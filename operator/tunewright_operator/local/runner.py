@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import shutil
-import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tunewright_operator.local import address, logs, words
 from tunewright_operator.local.artifact import wrong
 from tunewright_operator.local.pod import Command, Rewrite, materialise
 from tunewright_operator.local.process import Process, end_orphan, orphan
@@ -25,13 +20,7 @@ from tunewright_operator.local.state import Folders, State, differences, locked
 from tunewright_operator.local.view import View, duration
 from tunewright_operator.plan.stage import Manifest, Plan, Stage
 from tunewright_workloads.contract import exits, progress, uris
-from tunewright_workloads.contract.faults import Fault, UserError, show
-
-TAIL = 20
-"""Lines of the log that are shown when a stage fails."""
-
-WIDTH = 300
-"""Characters of such a line."""
+from tunewright_workloads.contract.faults import Fault, UserError
 
 
 class StoppedError(Exception):
@@ -211,11 +200,11 @@ class Runner:
             command = self._materialise(plan, stage)
             attempt = state.begin(stage, inputs(stage, command.paths))
             log = self.folders.log(plan.namespace, plan.name, name)
-            offset = _header(log, attempt, command)
+            offset = logs.begin(log, attempt, command)
             self.view.begin(name, attempt)
             left = None if deadline is None else deadline - (time.monotonic() - self._begun)
             code, late = self._attempt(plan, stage, command, log, left)
-            tail = _tail(log, offset)
+            tail = logs.tail(log, offset)
             if code == exits.DONE:
                 state.finish(stage)
                 self.view.end(name, f"done in {duration(time.monotonic() - begun)}")
@@ -226,12 +215,12 @@ class Runner:
                     name,
                     exits.RETRY,
                     f"{name} ran longer than limits.runTime allows ({duration(deadline or 0)}) and was ended; "
-                    f"{_kept(name)}. Raise the limit and run again to go on.",
+                    f"{words.kept(name)}. Raise the limit and run again to go on.",
                 )
             if self.signals.asked is not None:
                 self.view.end(name, "stopped")
                 saved = code == exits.PREEMPTED
-                note = "its checkpoint is saved" if saved else _kept(name)
+                note = "its checkpoint is saved" if saved else words.kept(name)
                 raise StoppedError(
                     exits.PREEMPTED if saved else 128 + self.signals.asked,
                     f"{name} stopped; {note}. Run the same command again to go on.",
@@ -244,7 +233,7 @@ class Runner:
                 self.signals.wait(self.pause)
                 continue
             failures += 1
-            if full := _full(tail):
+            if full := words.full(tail):
                 self.view.end(name, f"failed: {full}")
                 raise StageError(
                     name,
@@ -257,13 +246,13 @@ class Runner:
                 raise StageError(
                     name,
                     code,
-                    f"{name} failed with exit code {code}{_reason(code)} after {failures} attempts "
+                    f"{name} failed with exit code {code}{words.reason(code)} after {failures} attempts "
                     f"(limits.retries {limit}). The end of {log}:\n{tail}",
                 )
             wait = min(30.0, self.pause * 2 ** (failures - 1))
             self.view.end(
                 name,
-                f"failed with exit code {code}{_reason(code)}; retry {failures} of {limit} in {wait:.0f} s",
+                f"failed with exit code {code}{words.reason(code)}; retry {failures} of {limit} in {wait:.0f} s",
             )
             self.signals.wait(wait)
 
@@ -300,7 +289,7 @@ class Runner:
         """SIGTERM and the pod's grace period; a second signal cuts it short."""
         grace = _grace(stage)
         self.view.note(
-            f"{stage.name}: stopping, up to {duration(grace)} to {_last(stage.name)} (again: at once)"
+            f"{stage.name}: stopping, up to {duration(grace)} to {words.last(stage.name)} (again: at once)"
         )
         process.terminate()
         end = time.monotonic() + grace
@@ -340,16 +329,16 @@ class Runner:
         home = self.folders.home(plan.namespace, plan.name)
         with locked(home / f"{stage}.lock", f"{plan.kind} {plan.namespace}/{plan.name}"):
             self._end_orphans(plan)
-            refuse_address(host, port)
-            chosen = port or free_port(host)
+            address.refuse_address(host, port)
+            chosen = port or address.free_port(host)
             command = self._materialise(plan, served, {**(changes or {}), "host": host, "port": chosen})
             log = self.folders.log(plan.namespace, plan.name, stage)
-            offset = _header(log, 1, command)
+            offset = logs.begin(log, 1, command)
             self.view.begin(stage, 1)
             pidfile = self.folders.pidfile(plan.namespace, plan.name, stage)
             process = Process(command.argv, command.env, command.cwd, log, pidfile)
             try:
-                url = f"http://{_reachable(host)}:{chosen}"
+                url = f"http://{address.reachable(host)}:{chosen}"
                 self._until_healthy(served, process, url, log, offset)
                 if not changes:
                     self._gate(plan, url)
@@ -383,7 +372,7 @@ class Runner:
             plan, stage, hosts={f"http://{meta['name']}.{meta['namespace']}.svc": url}
         )
         log = self.folders.log(plan.namespace, plan.name, stage.name)
-        offset = _header(log, 1, command)
+        offset = logs.begin(log, 1, command)
         self.view.begin(stage.name, 1)
         begun = time.monotonic()
         code, _ = self._attempt(plan, stage, command, log, None)
@@ -392,23 +381,23 @@ class Runner:
             raise StoppedError(128 + self.signals.asked, f"stopped in {stage.name}.")
         if code != exits.DONE:
             self.view.end(stage.name, "failed")
-            raise StageError(stage.name, code, f"{failed}:\n{_tail(log, offset)}")
+            raise StageError(stage.name, code, f"{failed}:\n{logs.tail(log, offset)}")
         self.view.end(stage.name, f"passed in {duration(time.monotonic() - begun)}")
-        return _tail(log, offset)
+        return logs.tail(log, offset)
 
     def _until_healthy(self, stage: Stage, process: Process, url: str, log: Path, offset: int) -> None:
         probe = stage.container["startupProbe"]
         budget = float(probe["periodSeconds"] * probe["failureThreshold"])
         begun = time.monotonic()
-        while not _healthy(url + probe["httpGet"]["path"]):
+        while not address.healthy(url + probe["httpGet"]["path"]):
             code = process.poll()
             if code is not None:
                 self.view.end(stage.name, f"failed with exit code {code}")
                 raise StageError(
                     stage.name,
                     code or exits.RETRY,
-                    f"the endpoint ended with exit code {code}{_reason(code)} before it was ready. "
-                    f"The end of {log}:\n{_tail(log, offset)}",
+                    f"the endpoint ended with exit code {code}{words.reason(code)} before it was ready. "
+                    f"The end of {log}:\n{logs.tail(log, offset)}",
                 )
             if self.signals.asked is not None:
                 self.view.end(stage.name, "stopped")
@@ -419,7 +408,7 @@ class Runner:
                     stage.name,
                     exits.RETRY,
                     f"the endpoint was not ready within {duration(budget)}. The end of {log}:\n"
-                    f"{_tail(log, offset)}",
+                    f"{logs.tail(log, offset)}",
                 )
             self.signals.wait(0.2)
         self.view.end(stage.name, f"ready in {duration(time.monotonic() - begun)}")
@@ -449,8 +438,8 @@ class Serving:
                     raise StageError(
                         "serve",
                         code or exits.RETRY,
-                        f"the endpoint {one.endpoint.model} ended with exit code {code}{_reason(code)}. "
-                        f"The end of {one.log}:\n{_tail(one.log, one.offset)}",
+                        f"the endpoint {one.endpoint.model} ended with exit code {code}{words.reason(code)}. "
+                        f"The end of {one.log}:\n{logs.tail(one.log, one.offset)}",
                     )
 
 
@@ -467,91 +456,5 @@ def inputs(stage: Stage, paths: Rewrite) -> dict[str, Any]:
     return found
 
 
-def refuse_address(host: str, port: int | None) -> None:
-    """Raises UserError for a host or a port that cannot be served on now."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            # As servers do: a connection that has just ended keeps no port.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except (OSError, UnicodeError) as error:
-        said = getattr(error, "strerror", None) or str(error)
-        if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES, errno.EPERM):
-            fix = "End what listens there, name another, or leave --port out for a free one."
-            raise UserError(Fault("--port", f"cannot be served on: {said}", str(port), fix)) from None
-        fix = "Write 127.0.0.1, 0.0.0.0 or an address of this machine."
-        raise UserError(Fault("--host", f"cannot be served on: {said}", show(host), fix)) from None
-
-
-def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
-    family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.bind(address)
-        return int(probe.getsockname()[1])
-
-
-def _reachable(host: str) -> str:
-    """The address under which this machine reaches what listens on `host`."""
-    if host in ("0.0.0.0", "::"):
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
-
-
-def _healthy(url: str) -> bool:
-    # No proxy: the address is this machine's.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError, ValueError):
-        return False
-
-
 def _grace(stage: Stage) -> float:
     return float(stage.template["spec"].get("terminationGracePeriodSeconds", 30))
-
-
-def _header(log: Path, attempt: int, command: Command) -> int:
-    """Begins an attempt in the log. Returns where its output begins, in bytes."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    with log.open("ab") as file:
-        file.write(f"--- attempt {attempt} at {now}: {' '.join(command.argv)}\n".encode())
-        return file.tell()
-
-
-def _tail(log: Path, offset: int) -> str:
-    """The last lines that this attempt wrote."""
-    with log.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(offset, file.tell() - 64 * 1024))
-        lines = file.read().decode("utf-8", errors="replace").splitlines()
-    return "\n".join(line if len(line) <= WIDTH else f"{line[:WIDTH]}…" for line in lines[-TAIL:])
-
-
-def _last(stage: str) -> str:
-    """What a stage does between SIGTERM and its end."""
-    return "save its checkpoint" if stage == "train" else "end"
-
-
-def _kept(stage: str) -> str:
-    """What a stage that was ended leaves for the next run."""
-    kept = {
-        "train": "its last checkpoint is kept and resumed from",
-        "merge": "the shards that it finished are kept and not written again",
-    }
-    return kept.get(stage, "it starts again from its beginning")
-
-
-def _full(tail: str) -> str | None:
-    """The system's word for a full disk or quota, where that is what a log ends with."""
-    words = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-    return next((word for word in words if word in tail), None)
-
-
-def _reason(code: int) -> str:
-    if code == exits.KILLED:
-        return " (killed, often because the machine ran out of memory)"
-    return f" (ended by signal {code - 128})" if 128 < code < 160 else ""
