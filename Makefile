@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-vllm install-gpu install-tpu install-maxtext demo test test-fast test-cluster test-chaos test-images e2e lint format crds lock clean
+.PHONY: help install install-test install-vllm install-gpu install-tpu install-maxtext demo test test-fast test-cluster test-chaos test-vllm test-images e2e lint format crds lock clean
 
 PYTHON ?= python3
 MAXTEXT_PYTHON ?= python3.12
@@ -52,6 +52,9 @@ test-cluster: install-test  ## Tests against a real API server, built from Go mo
 
 test-chaos: install-test  ## The operator killed, and raced with real JobSet and Kueue: minutes
 	.venv-test/bin/python -m pytest -m chaos tests/cluster $(PYTEST_ARGS)
+
+test-vllm: install-test install-vllm  ## Rollouts to right and wrong models with the real vLLM, a CPU-minute a start: minutes
+	TUNEWRIGHT_TEST_ALL=1 .venv-test/bin/python -m pytest -p no:cacheprovider -m vllm tests/pipeline --durations=15 $(PYTEST_ARGS)
 
 e2e: install-test  ## The quickstart with kubectl on a real node on this machine, and the serve image (root, Linux)
 	.venv-test/bin/python -m tests.e2e.box prepare
