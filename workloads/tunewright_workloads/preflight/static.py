@@ -109,7 +109,8 @@ def check(config: PreflightConfig) -> Checked:
         length=length,
         kept=names,
         resident=remat.resident(arch, config.adapter, fsdp, tp),
-        temporaries=remat.temporaries(arch, config.adapter, names, tokens, tp),
+        temporaries=remat.temporaries(arch, config.adapter, names, tokens, tp)
+        + remat.moving(arch, config.adapter, chip.name, fsdp, tp),
         have=chip.hbm_gib * GIB / chip.devices_per_chip,
     )
 
