@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from tunewright_operator import api
-from tunewright_operator.api import endpoint, job
+from tunewright_operator.api import endpoint, job, jobstatus, recipe
 from tunewright_operator.api.base import choices, model_in
 from tunewright_operator.api.hardware import Mesh
 from tunewright_operator.api.schema import structural
@@ -21,9 +21,9 @@ from tunewright_workloads.contract.models import CUSTOM, MODELS
 from tunewright_workloads.contract.progress import Progress
 
 WHOLE = [
-    (job.Adapter, "spec.adapter", configs.AdapterConfig, set()),
-    (job.Dataset, "spec.dataset", configs.DatasetConfig, set()),
-    (job.Training, "spec.training", configs.Schedule, set()),
+    (recipe.Adapter, "spec.adapter", configs.AdapterConfig, set()),
+    (recipe.Dataset, "spec.dataset", configs.DatasetConfig, set()),
+    (recipe.Training, "spec.training", configs.Schedule, set()),
     (Mesh, "spec.accelerator.mesh", configs.MeshConfig, set()),
     (endpoint.Benchmark, "spec.benchmark", configs.BenchConfig, set()),
     # The engine's name and image are the plan's to turn into a command and a container.
@@ -32,8 +32,8 @@ WHOLE = [
 """Sections that reach a workload field by field: (section, place, config, fields for the plan alone)."""
 
 SINGLE = [
-    (job.Model, "revision", configs.ModelSource, "revision"),
-    (job.Model, "source", configs.ModelSource, "source"),
+    (recipe.Model, "revision", configs.ModelSource, "revision"),
+    (recipe.Model, "source", configs.ModelSource, "source"),
     (job.Checkpoint, "every_steps", configs.TrainConfig, "checkpoint_every"),
     (job.Checkpoint, "keep", configs.TrainConfig, "checkpoint_keep"),
     (job.Output, "dtype", configs.MergeConfig, "dtype"),
@@ -119,7 +119,7 @@ def test_there_are_numbers_to_compare() -> None:
 
 
 def test_models_and_accelerators_of_the_api_are_those_of_the_catalog() -> None:
-    assert set(choices(job.Model.model_fields["name"])) == {*MODELS, CUSTOM}
+    assert set(choices(recipe.Model.model_fields["name"])) == {*MODELS, CUSTOM}
     kinds = choices(job.TrainAccelerator.model_fields["type"])
     assert set(kinds) == set(ACCELERATORS)
 
@@ -127,7 +127,7 @@ def test_models_and_accelerators_of_the_api_are_those_of_the_catalog() -> None:
 def test_the_status_shows_what_a_workload_reports() -> None:
     """`message`, checkpoint and artifacts have places of their own; time and done are the file's."""
     apart = {"message", "time", "done", "checkpoint", "artifacts"}
-    assert set(job.JobProgress.model_fields) == set(Progress.model_fields) - apart
-    assert set(job.CheckpointStatus.model_fields) == {"step", "time"}
-    status = set(job.FineTuneJobStatus.model_fields)
+    assert set(jobstatus.JobProgress.model_fields) == set(Progress.model_fields) - apart
+    assert set(jobstatus.CheckpointStatus.model_fields) == {"step", "time"}
+    status = set(jobstatus.FineTuneJobStatus.model_fields)
     assert {"message", "checkpoint", "artifacts", "progress"} <= status

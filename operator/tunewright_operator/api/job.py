@@ -2,270 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from tunewright_operator.api.base import Record, Resource, Section, section
-from tunewright_operator.api.conditions import Condition
+from tunewright_operator.api.base import Resource, Section, section
 from tunewright_operator.api.hardware import GPUS, TPUS, TrainAccelerator
+from tunewright_operator.api.jobstatus import FineTuneJobStatus
 from tunewright_operator.api.metadata import GROUP_VERSION, Metadata, name_rules
-from tunewright_operator.api.pods import PodTemplate, TokenRef
-from tunewright_operator.api.rules import Rule, Transition, listed, mapped
+from tunewright_operator.api.pods import PodTemplate
+from tunewright_operator.api.recipe import CONTEXT, LONGEST, Adapter, Dataset, Model, Training
+from tunewright_operator.api.rules import Rule, Transition, mapped
 from tunewright_operator.api.transitions import immutable, raised
-from tunewright_operator.api.values import Duration, Int, Name, ReadUri, Revision, WriteUri, seconds
+from tunewright_operator.api.values import Duration, Int, Name, WriteUri, seconds
 from tunewright_workloads.contract import meshes
-from tunewright_workloads.contract.configs import LANES, TARGETS, Target
-from tunewright_workloads.contract.models import CUSTOM, MODELS, ModelSpec
-
-ModelName = Literal["gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-e4b", "gemma-4-e2b", "gemma-4-tiny", "custom"]
-assert set(get_args(ModelName)) == {*MODELS, CUSTOM}  # the API cannot know fewer models than the catalog
-
-_HUB = [m.name for m in MODELS.values() if m.source.startswith("hf://")]
-_CONTEXT = {m.name: m.max_context for m in MODELS.values()}
-_LONGEST = max(_CONTEXT.values())
-
-
-def _untrainable(m: ModelSpec) -> Rule:
-    return Rule(
-        f"trainable-{m.name}",
-        f"{m.name} cannot be trained: {m.untrainable_reason}",
-        lambda model: model.name != m.name,
-        f"self.name != '{m.name}'",
-        fields=("name",),
-        fix="Choose another model",
-    )
-
-
-class Model(Section):
-    """The base model."""
-
-    name: ModelName = Field(
-        description="A model of the catalog, or custom: the architecture is read from the source's config.json.",
-        examples=["gemma-4-31b"],
-    )
-    source: ReadUri | None = Field(
-        None, description="The checkpoint in Hugging Face format. Default: the catalog's."
-    )
-    revision: Revision = Field(
-        "main", description="Branch, tag or commit of an hf:// source; resolved to a commit and recorded."
-    )
-    token_secret_ref: TokenRef | None = Field(
-        None, description="Secret with the Hugging Face token; for models and datasets that need one."
-    )
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "custom-source",
-            "is required for model custom",
-            lambda m: m.name != CUSTOM or m.source is not None,
-            f"self.name != '{CUSTOM}' || has(self.source)",
-            fields=("source", "name"),
-            fix="Say where the checkpoint is, for example gs://bucket/model",
-        ),
-        Rule(
-            "revision-hub",
-            "is of an hf:// source alone",
-            lambda m: m.revision == "main" or m.uri.startswith("hf://"),
-            "self.revision == 'main' || (has(self.source) ? self.source.startsWith('hf://')"
-            f" : self.name in {listed(_HUB)})",
-            fields=("revision", "source", "name"),
-            fix="Remove it; other places keep one version",
-        ),
-        *(_untrainable(m) for m in MODELS.values() if not m.trainable),
-    )
-
-    @property
-    def spec(self) -> ModelSpec | None:
-        """The catalog's entry; None for custom."""
-        return MODELS.get(self.name)
-
-    @property
-    def uri(self) -> str:
-        """Where the base checkpoint is; empty for custom without a source, which is a fault."""
-        return self.source or (MODELS[self.name].source if self.name in MODELS else "")
-
-
-class Dataset(Section):
-    """What is trained on. JSONL, one row a line."""
-
-    train: list[ReadUri] = Field(
-        min_length=1,
-        max_length=64,
-        description="Files of training rows, or folders of them.",
-        examples=[["gs://bucket/train.jsonl"]],
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-    )
-    validation: list[ReadUri] = Field(
-        default_factory=list,
-        max_length=64,
-        description="Files of validation rows. Without them there is no evalLoss.",
-        json_schema_extra={"default": [], "x-kubernetes-list-type": "atomic"},
-    )
-    format: Literal["auto", "messages", "prompt-completion", "text"] = Field(
-        "auto", description="Format of the rows; auto looks at them."
-    )
-    max_length: Int = Field(
-        2048, ge=8, le=_LONGEST, description="tokens of a row; longer ones are treated as `overlong` says."
-    )
-    overlong: Literal["drop", "truncate", "fail"] = Field(
-        "drop", description="What becomes of rows longer than maxLength."
-    )
-    packing: bool = Field(
-        True, description="Put several rows into one of maxLength tokens; they do not see each other."
-    )
-    loss_on: Literal["assistant", "completion", "all"] = Field(
-        "assistant",
-        description="The tokens that are learned: the assistant's turns, the last one, or all. "
-        "Rows of the format text are always learned as a whole.",
-    )
-    thinking: bool = Field(
-        False,
-        description="Learn what the assistant thinks, too (reasoning, reasoning_content), which chat "
-        "templates drop otherwise.",
-    )
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "train-unique",
-            "must not name a file twice",
-            lambda d: len(set(d.train)) == len(d.train),
-            "self.train.all(f, self.train.exists_one(g, g == f))",
-            fields=("train",),
-            fix="Rows are repeated by training.epochs",
-        ),
-        Rule(
-            "validation-apart",
-            "must not name a file of dataset.train: its loss would say nothing",
-            lambda d: not set(d.validation) & set(d.train),
-            "!self.validation.exists(f, f in self.train)",
-            fields=("validation", "train"),
-            fix="Hold some rows back in a file of their own",
-        ),
-    )
-
-
-class Adapter(Section):
-    """LoRA: W + alpha/rank * B A on the targets."""
-
-    rank: Int = Field(16, ge=1, le=512, description="Rank of the adapter.")
-    alpha: float = Field(
-        default_factory=lambda data: float(data["rank"]),
-        gt=0,
-        le=32768,
-        description="Scale: the adapter's product counts alpha/rank times. Default: the rank.",
-    )
-    dropout: float = Field(0.0, ge=0, lt=1, description="Share of the adapter's input that is dropped.")
-    targets: list[Target] = Field(
-        default_factory=lambda: list(TARGETS),
-        min_length=1,
-        max_length=len(TARGETS),
-        description="Projections that get an adapter.",
-        json_schema_extra={"default": list(TARGETS), "x-kubernetes-list-type": "set"},
-    )
-    quantize_base: Literal["none", "int8", "nf4"] = Field(
-        "none",
-        description="Keep the frozen base in 8 or 4 bits while training (QLoRA): less memory, more time a step. "
-        "The merge uses the original. Not on GPUs.",
-    )
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "alpha-scale",
-            "alpha/rank must be at most 64: a larger scale diverges",
-            lambda a: a.alpha <= 64 * a.rank,
-            "!has(self.alpha) || self.alpha <= 64.0 * double(self.rank)",
-            fields=("alpha", "rank"),
-            fix="Common are rank and twice the rank",
-        ),
-        Rule(
-            "targets-kv",
-            "k_proj and v_proj go together: Gemma 4 computes both with one projection",
-            lambda a: ("k_proj" in a.targets) == ("v_proj" in a.targets),
-            "('k_proj' in self.targets) == ('v_proj' in self.targets)",
-            fields=("targets",),
-            fix="Name both or neither",
-        ),
-        Rule(
-            "targets-unique",
-            "must not name a projection twice",
-            lambda a: len(set(a.targets)) == len(a.targets),
-            fields=("targets",),
-            offline="the API server says it by the list's type set: Duplicate value",
-        ),
-    )
-
-
-class Training(Section):
-    """Length, batch and optimizer (AdamW)."""
-
-    steps: Int | None = Field(None, ge=1, le=10_000_000, description="Optimizer steps; instead of epochs.")
-    epochs: float | None = Field(
-        default_factory=lambda data: None if data.get("steps") is not None else 1.0,
-        gt=0,
-        le=1000,
-        description="Passes over the training rows, also a fraction. Default 1 when there are no steps.",
-    )
-    global_batch_size: Int = Field(
-        16,
-        ge=1,
-        le=65536,
-        description="Rows of an optimizer step over all devices (packed rows with packing).",
-    )
-    micro_batch_size: Int | None = Field(
-        None,
-        ge=1,
-        le=65536,
-        description="Rows that are computed at a time over all devices; gradients are accumulated up to "
-        "globalBatchSize. Default: all of them.",
-    )
-    learning_rate: float = Field(1e-4, gt=0, le=1, description="The peak.")
-    schedule: Literal["cosine", "linear", "constant"] = Field(
-        "cosine", description="How the learning rate falls after the warm-up."
-    )
-    warmup_steps: Int = Field(0, ge=0, le=1_000_000, description="Steps up to the peak.")
-    weight_decay: float = Field(0.0, ge=0, le=10, description="AdamW's decoupled weight decay.")
-    max_grad_norm: float = Field(
-        1.0, ge=0, le=1e6, description="Gradients are clipped to this norm; 0: never."
-    )
-    remat: Literal["auto", "none", "block", "decoder"] = Field(
-        "auto", description="What is recomputed in the backward pass to save memory."
-    )
-    seed: Int = Field(
-        42, ge=0, lt=2**32, description="Of the adapter's start, the order of rows and dropout."
-    )
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "epochs-or-steps",
-            "cannot stand beside steps",
-            lambda t: t.epochs is None or t.steps is None,
-            "!(has(self.epochs) && has(self.steps))",
-            fields=("epochs", "steps"),
-            fix="Remove one of the two",
-        ),
-        Rule(
-            "micro-batch",
-            "must divide globalBatchSize",
-            lambda t: t.micro_batch_size is None or t.global_batch_size % t.micro_batch_size == 0,
-            "!has(self.microBatchSize) || self.globalBatchSize % self.microBatchSize == 0",
-            fields=("microBatchSize", "globalBatchSize"),
-        ),
-        Rule(
-            "warmup",
-            "must be less than steps",
-            lambda t: t.steps is None or t.warmup_steps < t.steps,
-            "!has(self.steps) || self.warmupSteps < self.steps",
-            fields=("warmupSteps", "steps"),
-            fix="The learning rate would never reach its peak",
-        ),
-    )
-
-    @property
-    def rows(self) -> int:
-        """Rows that are on the devices at one time."""
-        return self.micro_batch_size or self.global_batch_size
+from tunewright_workloads.contract.configs import LANES
 
 
 class Queue(Section):
@@ -321,7 +72,11 @@ class Limits(Section):
         None, description="Time with a slice held, over all attempts.", examples=["12h"]
     )
     cost_usd: float | None = Field(
-        None, alias="costUSD", gt=0, le=10_000_000, description="US dollars at the catalog's price for spec.accelerator.provisioning, or the operator's own."
+        None,
+        alias="costUSD",
+        gt=0,
+        le=10_000_000,
+        description="US dollars at the catalog's price for spec.accelerator.provisioning, or the operator's own.",
     )
     retries: Int = Field(
         3, ge=0, le=100, description="New attempts after a failure. A preemption is no failure."
@@ -435,11 +190,11 @@ class FineTuneJobSpec(Section):
         Rule(
             "max-length-context",
             "must not be above what the model can see ("
-            + ", ".join(f"{v} {k}" for k, v in _CONTEXT.items())
+            + ", ".join(f"{v} {k}" for k, v in CONTEXT.items())
             + ")",
-            lambda s: s.dataset.max_length <= _CONTEXT.get(s.model.name, _LONGEST),
-            f"!(self.model.name in {mapped(_CONTEXT)})"
-            f" || self.dataset.maxLength <= {mapped(_CONTEXT)}[self.model.name]",
+            lambda s: s.dataset.max_length <= CONTEXT.get(s.model.name, LONGEST),
+            f"!(self.model.name in {mapped(CONTEXT)})"
+            f" || self.dataset.maxLength <= {mapped(CONTEXT)}[self.model.name]",
             fields=("dataset.maxLength", "model.name"),
         ),
         Rule(
@@ -543,143 +298,6 @@ class FineTuneJobSpec(Section):
 FineTuneJobSpec.transitions = immutable(
     FineTuneJobSpec, {"suspend", "ttlSecondsAfterFinished", "limits"}, "job"
 )
-
-
-# -- status --------------------------------------------------------------------------------------
-
-JobPhase = Literal[
-    "Pending",
-    "Preflight",
-    "Queued",
-    "Provisioning",
-    "Training",
-    "Merging",
-    "Evaluating",
-    "Succeeded",
-    "Failed",
-    "Suspended",
-]
-
-
-class JobProgress(Record):
-    """The newest record of the stage that runs."""
-
-    stage: str | None = Field(None, max_length=32, description="train, merge, evaluate.")
-    step: int = Field(0, ge=0, description="Optimizer steps done.")
-    total_steps: int = Field(0, ge=0, description="0 while unknown.")
-    epoch: float = Field(0.0, ge=0, description="Passes over the training rows.")
-    loss: float | None = Field(None, description="Token-weighted mean of the last step, nats.")
-    eval_loss: float | None = Field(None, description="On the validation rows, nats.")
-    tokens_per_second: float | None = Field(None, description="Useful tokens, without padding.")
-    eta: datetime | None = Field(None, description="When the stage is expected to end.")
-
-
-class Cost(Record):
-    """At the named price; what is billed may differ."""
-
-    estimated_usd: float | None = Field(
-        None, alias="estimatedUSD", ge=0, description="US dollars that the whole job is expected to cost."
-    )
-    spent_usd: float = Field(0.0, alias="spentUSD", ge=0, description="US dollars, over all attempts.")
-    chip_hours: float = Field(0.0, ge=0, description="Chips times hours held, over all attempts.")
-    price: str = Field(
-        "", max_length=1024, description="The price reckoned with: dollars, model, date and source."
-    )
-
-
-class Preflight(Record):
-    """What was known before the slice was bought."""
-
-    fits: bool | None = Field(None, description="Whether the step fits the chips' memory.")
-    peak_hbm: float | None = Field(None, alias="peakHBM", ge=0, description="GiB a chip.")
-    step_seconds: float | None = Field(None, ge=0, description="Estimate by the compiler's cost model.")
-    message: str = Field("", max_length=4096, description="What was found.")
-
-
-class CheckpointStatus(Record):
-    """The last committed checkpoint."""
-
-    step: int = Field(ge=0, description="Its optimizer step.")
-    time: datetime | None = Field(None, description="When it was seen.")
-
-
-class Artifact(Record):
-    """Something that was published."""
-
-    uri: str = Field(max_length=2048, description="Where it is.")
-    digest: str | None = Field(None, max_length=128, description="sha256 over its content.")
-
-
-class Artifacts(Record):
-    """What the job published."""
-
-    adapter: Artifact | None = Field(None, description="The adapter.")
-    merged: Artifact | None = Field(None, description="The merged model, ready to serve.")
-    base_digest: str | None = Field(None, max_length=128, description="Of the base's weights.")
-    dataset_digest: str | None = Field(None, max_length=128, description="Of the training rows.")
-    revision: str | None = Field(None, max_length=128, description="Commit that model.revision stood for.")
-
-
-class Run(Record):
-    """One start of a stage's pods; a whole slice is one run."""
-
-    uid: str = Field(max_length=64, description="uid of the first pod.")
-    stage: str = Field(max_length=32, description="train, merge, evaluate.")
-    chips: int = Field(0, ge=0, description="Chips that it held.")
-    start: str = Field(max_length=32, description="When the pod got its node, UTC.")
-    end: str | None = Field(None, max_length=32, description="When it ended.")
-    outcome: str | None = Field(None, max_length=64, description="How it ended.")
-
-
-class Ledger(Record):
-    """The operator's account of all runs, from which attempts, preemptions and cost follow."""
-
-    open: list[Run] = Field(
-        default_factory=list,
-        max_length=256,
-        description="Runs whose pods still exist.",
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-    )
-    settled: list[Annotated[str, Field(max_length=64)]] = Field(
-        default_factory=list,
-        max_length=64,
-        description="First pods of the runs that were added up last.",
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-    )
-    chip_hours: float = Field(0.0, ge=0, description="Of the runs whose pods are gone.")
-    run_seconds: float = Field(0.0, ge=0, description="Of the runs whose pods are gone.")
-    attempts: int = Field(0, ge=0, description="Starts that did not repeat an interrupted run.")
-    preemptions: int = Field(0, ge=0, description="Of the runs whose pods are gone.")
-    failures: dict[str, int] = Field(
-        default_factory=dict, max_length=8, description="By stage, of the runs whose pods are gone."
-    )
-    last: str | None = Field(None, max_length=64, description="How the run that started last ended.")
-
-
-class FineTuneJobStatus(Record):
-    """What is observed. Written by the operator alone."""
-
-    phase: JobPhase = Field("Pending", description="Where the job is, in one word.")
-    message: str = Field("", max_length=4096, description="What happens, in one sentence.")
-    observed_generation: int | None = Field(
-        None, ge=0, description="The generation of the spec that this status speaks of."
-    )
-    conditions: list[Condition] = Field(
-        default_factory=list,
-        max_length=32,
-        description="Ready, and why not.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-    )
-    progress: JobProgress | None = Field(None, description="Of the stage that runs.")
-    cost: Cost | None = Field(None, description="In US dollars and chip-hours.")
-    preflight: Preflight | None = Field(None, description="What was known beforehand.")
-    checkpoint: CheckpointStatus | None = Field(None, description="The last committed one.")
-    artifacts: Artifacts | None = Field(None, description="What was published.")
-    attempts: int = Field(0, ge=0, description="Attempts that failed or run, without preemptions.")
-    preemptions: int = Field(0, ge=0, description="Times that the slice was taken away.")
-    ledger: Ledger | None = Field(None, description="The operator's account of all runs.")
-    start_time: datetime | None = Field(None, description="When the first pod ran.")
-    completion_time: datetime | None = Field(None, description="When it succeeded or failed.")
 
 
 class FineTuneJob(Resource):
