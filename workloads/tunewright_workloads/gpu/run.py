@@ -41,6 +41,7 @@ def train(run: Run, output: outputs.Output, stop: Stop) -> int:
     if chief:
         metrics.start(done)
         metrics.checkpoint = done or None
+        metrics.eval_loss = checkpoints.evaluated(there) if there else None
         say(
             f"resuming after step {done}"
             if done
@@ -83,5 +84,8 @@ def finish(
     made = record.report(run, metrics, times, 1, "none", program="torch")
     output.write(outputs.REPORT, record.as_json(made))
     text = f"done: {record.summary(made.model_dump(by_alias=True))}"
+    best = checkpoints.best(output.root / outputs.CHECKPOINTS)
+    if best is not None and best != run.steps:
+        text += f"; the least validation loss was at step {best}, whose checkpoint is kept"
     metrics.message(text, done=True)
     say(text)
