@@ -15,6 +15,7 @@ import pytest
 
 from tunewright_workloads.compare import honesty
 from tunewright_workloads.contract import exits
+from tunewright_workloads.contract.lineage import Manifest
 from tunewright_workloads.contract.report import RunReport
 
 pytestmark = pytest.mark.pipeline
@@ -84,13 +85,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def torch_run(folder: Path) -> Path:
-    run("gpu", write(folder, "torch", dataset__validation=["sample://faq"]))
+    told = str(folder / "torch-progress.json")
+    run("gpu", write(folder, "torch", dataset__validation=["sample://faq"], progress=told))
     return folder / "torch"
 
 
 @pytest.fixture(scope="module")
 def jax_run(folder: Path) -> Path:
-    run("train", write(folder, "jax", dataset__validation=["sample://faq"]))
+    told = str(folder / "jax-progress.json")
+    run("train", write(folder, "jax", dataset__validation=["sample://faq"], progress=told))
     return folder / "jax"
 
 
@@ -128,6 +131,9 @@ def test_both_adapters_merge_to_models_with_the_same_greedy_tokens(torch_run, ja
         path.write_text(json.dumps(config))
         run("merge", path)
         merged = folder / f"{name}-merged"
+        told = json.loads((folder / f"{name}-progress.json").read_text())["artifacts"]
+        manifest = Manifest.model_validate_json((merged / "tunewright.json").read_bytes())
+        assert told["adapter"] == manifest.adapter.digest
         model = base.load(merged, torch.float32)
         assert isinstance(model, Gemma4ForCausalLM)
         words = AutoTokenizer.from_pretrained(merged)

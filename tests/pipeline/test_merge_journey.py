@@ -62,9 +62,11 @@ def run(tmp_path: Path, module: str, *arguments: str, **config: object) -> str:
 
 
 def test_a_model_is_trained_merged_and_verified_from_bucket_to_bucket(bucket: str, tmp_path: Path) -> None:
-    run(tmp_path, "train", **TRAIN)
+    run(tmp_path, "train", **TRAIN, progress=str(tmp_path / "progress.json"))
     run(tmp_path, "merge", **MERGE)
     manifest = Manifest.model_validate_json(storage.store("gs://bucket/job/merged").get("tunewright.json"))
+    told = json.loads((tmp_path / "progress.json").read_text())["artifacts"]
+    assert told == {"adapter": manifest.adapter.digest, "dataset": manifest.dataset_digest}
     assert manifest.adapter.step == 4 and manifest.adapter.modules == 24
     assert manifest.dataset_digest
     assert len(manifest.probes) > 4

@@ -101,7 +101,8 @@ def test_a_run_learns_and_leaves_checkpoints_metrics_and_a_report(whole: Job) ->
 
 
 def test_a_finished_run_says_so_at_once_and_without_jax(whole: Job) -> None:
-    before = digest(whole.out)
+    before, artifacts = digest(whole.out), whole.progress()["artifacts"]
+    assert len(artifacts["adapter"]) == len(artifacts["dataset"]) == 64
     code = (
         "import sys; from tunewright_workloads.train.__main__ import main;"
         f"code = main(['--config', {str(whole.file)!r}]);"
@@ -112,6 +113,7 @@ def test_a_finished_run_says_so_at_once_and_without_jax(whole: Job) -> None:
     )
     assert done.returncode == exits.DONE, done.stderr
     assert "done before: 9 steps" in done.stdout
+    assert whole.progress()["artifacts"] == artifacts
     assert digest(whole.out) == before
 
 

@@ -14,7 +14,7 @@ from tunewright_workloads.contract.progress import ProgressFile
 from tunewright_workloads.gpu import adapter, base, checkpoints
 from tunewright_workloads.gpu import trainer as trainers
 from tunewright_workloads.train import output as outputs
-from tunewright_workloads.train import record
+from tunewright_workloads.train import published, record
 from tunewright_workloads.train.metrics import Metrics, say
 from tunewright_workloads.train.prepare import Run
 from tunewright_workloads.train.stop import Stop
@@ -87,5 +87,5 @@ def finish(
     best = checkpoints.best(output.root / outputs.CHECKPOINTS)
     if best is not None and best != run.steps:
         text += f"; the least validation loss was at step {best}, whose checkpoint is kept"
-    metrics.message(text, done=True)
+    metrics.message(text, done=True, artifacts=published.digests(output, "torch", run.train.digest))
     say(text)

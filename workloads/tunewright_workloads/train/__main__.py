@@ -18,7 +18,7 @@ from tunewright_workloads.contract.faults import UserError, machine
 from tunewright_workloads.contract.progress import Progress, ProgressFile
 from tunewright_workloads.data import report as reports
 from tunewright_workloads.storage.faults import StorageError
-from tunewright_workloads.train import hosts, prepare
+from tunewright_workloads.train import hosts, prepare, published
 from tunewright_workloads.train import output as outputs
 from tunewright_workloads.train.metrics import say
 from tunewright_workloads.train.stop import Stop
@@ -65,9 +65,11 @@ def train(config: configs.TrainConfig, program: Literal["jax", "torch"] = "jax")
         text = f"done before: {summary(finished)}"
         print(f"{config.job} {text}; {output.uri} holds its report", flush=True)
         steps = finished["training"]["steps"]
+        artifacts = published.digests(output, program, finished["data"]["digest"]) if chief else None
         progress.write(
             Progress(stage="train", message=text, done=True, step=steps, total_steps=steps, checkpoint=steps,
-                     loss=finished["loss"][-1]["loss"], eval_loss=finished.get("evalLoss"))
+                     loss=finished["loss"][-1]["loss"], eval_loss=finished.get("evalLoss"),
+                     artifacts=artifacts)
         )  # fmt: skip
         return exits.DONE
     run = prepare.prepare(config, sources)

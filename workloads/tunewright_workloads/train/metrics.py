@@ -99,12 +99,19 @@ class Metrics:
             os.fsync(self._file.fileno())
             self.output.publish(METRICS)
 
-    def message(self, text: str, *, done: bool = False, step: int | None = None) -> None:
-        """A state that is not a step: loading, compiling, preempted, done."""
+    def message(
+        self,
+        text: str,
+        *,
+        done: bool = False,
+        step: int | None = None,
+        artifacts: dict[str, str] | None = None,
+    ) -> None:
+        """A state that is not a step: loading, compiling, preempted, done (with what was published)."""
         last = getattr(self, "_last", None) or Progress(stage="train", total_steps=self.total, step=step or 0)
         record = last.model_copy(
             update={"message": text, "done": done, "checkpoint": self.checkpoint,
-                    "eval_loss": self.eval_loss, "time": datetime.now(UTC)}
+                    "eval_loss": self.eval_loss, "time": datetime.now(UTC), "artifacts": artifacts}
         )  # fmt: skip
         ProgressFile(self.progress.path, every=0).write(record)
         self._last = record

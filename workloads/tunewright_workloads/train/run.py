@@ -16,7 +16,7 @@ from tunewright_workloads.contract import accelerators, exits, models
 from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.contract.progress import ProgressFile
 from tunewright_workloads.gemma import program, stages
-from tunewright_workloads.train import board, hosts, record
+from tunewright_workloads.train import board, hosts, published, record
 from tunewright_workloads.train import mesh as meshes
 from tunewright_workloads.train import optimizer as optimizers
 from tunewright_workloads.train import output as outputs
@@ -248,7 +248,8 @@ class Trainer:
             best = self.checkpoints.best()
             if best is not None and best != self.step:
                 text += f"; the least validation loss was at step {best}, whose checkpoint is kept"
-            self.metrics.message(text, done=True)
+            artifacts = published.digests(self.output, "jax", self.run.train.digest)
+            self.metrics.message(text, done=True, artifacts=artifacts)
             say(text)
         return exits.DONE
 
