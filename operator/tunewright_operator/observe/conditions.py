@@ -73,3 +73,16 @@ def blocked(
     ]
     merged = merge(status.get("conditions") or [], said, meta.get("generation", 0), now)
     return dict(status, phase="Pending", message=message[:4096], conditions=merged)
+
+
+def unreadable(meta: dict[str, Any], old: dict[str, Any], why: str, now: datetime) -> dict[str, Any]:
+    """The status of a resource whose spec this version cannot read: its children stay as they are."""
+    said = [
+        Condition("Ready", "False", "Unreadable", why),
+        Condition("Reconciling", "False", "Unreadable", why),
+        Condition("Stalled", "True", "Unreadable", why),
+    ]
+    generation = meta.get("generation", 0)
+    status = {"phase": "Pending", **old, "message": why[:4096], "observedGeneration": generation}
+    status["conditions"] = merge(old.get("conditions") or [], said, generation, now)
+    return status

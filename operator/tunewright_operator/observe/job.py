@@ -456,16 +456,3 @@ def blocked(verdict: Verdict, meta: Object, reason: str, message: str, now: date
     """The verdict on a job whose children cannot be made until somebody acts."""
     status = conditions.blocked(verdict.status, meta, reason, message, now)
     return Verdict(status, None, (), 30.0)
-
-
-def unreadable(meta: Object, old: Object, why: str, now: datetime) -> Object:
-    """The status of a job whose spec this version cannot read: nothing about its children changes."""
-    said = [
-        Condition("Ready", "False", "Unreadable", why),
-        Condition("Stalled", "True", "Unreadable", why),
-        Condition("Reconciling", "False", "Unreadable", why),
-    ]
-    generation = meta.get("generation", 0)
-    status = {"phase": "Pending", **old, "message": why[:4096], "observedGeneration": generation}
-    status["conditions"] = conditions.merge(old.get("conditions") or [], said, generation, now)
-    return status

@@ -30,6 +30,7 @@ from tunewright_operator.reconcile.resources import (
     POD,
     POOL,
     SERVICE,
+    written,
 )
 from tunewright_workloads.contract.faults import UserError
 
@@ -50,15 +51,8 @@ class Parsed:
 
 def parse(known: Object, loop: Loop) -> Parsed:
     """The typed resource; made once a generation."""
-    meta = known["metadata"]
-    body = {
-        "apiVersion": api.GROUP_VERSION,
-        "kind": "ServeEndpoint",
-        "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
-        "spec": known["spec"],
-    }
     try:
-        return Parsed(api.parse(api.ServeEndpoint, body, newer=True))
+        return Parsed(api.parse(api.ServeEndpoint, written(ENDPOINT, known), newer=True))
     except UserError as error:
         return Parsed(None, error.text())
 
@@ -74,7 +68,8 @@ async def reconcile(loop: Loop, key: Key, known: Object, deep: bool) -> float | 
     meta, old = known["metadata"], known["status"]
     parsed: Parsed = loop.planned(known, parse)
     if parsed.resource is None:
-        status = unreadable(meta, old, parsed.invalid or "the spec cannot be read", loop)
+        why = parsed.invalid or "the spec cannot be read"
+        status = conditions.unreadable(meta, old, why, loop.clock.now())
         await loop.writer.write(ENDPOINT, key, known, status, judge.quiet)
         return None
     source, job = _source(loop, known)
@@ -127,13 +122,7 @@ def _source(loop: Loop, known: Object) -> tuple[Source, api.FineTuneJob | None]:
     digest = merged.get("digest") or f"{found['metadata']['uid']}"
     source = Source(True, merged["uri"], digest, key.name, lineage=lineage)
     try:
-        body = {
-            "apiVersion": api.GROUP_VERSION,
-            "kind": "FineTuneJob",
-            "metadata": {"name": key.name, "namespace": key.namespace},
-            "spec": found["spec"],
-        }
-        return source, api.parse(api.FineTuneJob, body, newer=True)
+        return source, api.parse(api.FineTuneJob, written(FINETUNEJOB, found), newer=True)
     except (UserError, ValidationError):
         return source, None
 
@@ -266,16 +255,3 @@ async def _sweep(loop: Loop, key: Key, uid: str, revision: str) -> None:
                 continue
             logger.info("deleting %s %s of revision %s", resource.kind, meta["name"], of)
             await loop.client.delete(resource, key.namespace, meta["name"], meta["uid"])
-
-
-def unreadable(meta: Object, old: Object, why: str, loop: Loop) -> Object:
-    """The status of an endpoint whose spec this version cannot read: its children stay as they are."""
-    said = [
-        conditions.Condition("Ready", "False", "Unreadable", why),
-        conditions.Condition("Stalled", "True", "Unreadable", why),
-        conditions.Condition("Reconciling", "False", "Unreadable", why),
-    ]
-    generation = meta.get("generation", 0)
-    status = {"phase": "Pending", **old, "message": why[:4096], "observedGeneration": generation}
-    status["conditions"] = conditions.merge(old.get("conditions") or [], said, generation, loop.clock.now())
-    return status

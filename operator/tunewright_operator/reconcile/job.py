@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from tunewright_operator import api
 from tunewright_operator import plan as planner
+from tunewright_operator.observe import conditions, times
 from tunewright_operator.observe import job as judge
 from tunewright_operator.observe import pods as looks
 from tunewright_operator.observe import stage as looked
-from tunewright_operator.observe import times
 from tunewright_operator.observe.job import Facts, StageFacts, Verdict
 from tunewright_operator.plan import cost, progress
 from tunewright_operator.plan.stage import Plan
@@ -47,15 +47,8 @@ class Planned:
 
 def plan(known: Object, loop: Loop) -> Planned:
     """The plan of a job as it stands in the cache. A spec that cannot be planned is told, not raised."""
-    meta = known["metadata"]
-    body = {
-        "apiVersion": api.GROUP_VERSION,
-        "kind": "FineTuneJob",
-        "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
-        "spec": known["spec"],
-    }
     try:
-        resource = api.parse(api.FineTuneJob, body, newer=True)
+        resource = api.parse(api.FineTuneJob, resources.written(FINETUNEJOB, known), newer=True)
     except UserError as error:
         try:
             spec = api.FineTuneJobSpec.model_validate(known["spec"])
@@ -261,5 +254,5 @@ async def _stop(loop: Loop, key: Key, workload: Object) -> None:
 
 async def _unreadable(loop: Loop, key: Key, known: Object, why: str) -> None:
     """A spec that this version cannot even read (written by a newer one): said, and left alone."""
-    status = judge.unreadable(known["metadata"], known["status"], why, loop.clock.now())
+    status = conditions.unreadable(known["metadata"], known["status"], why, loop.clock.now())
     await loop.writer.write(FINETUNEJOB, key, known, status, judge.quiet)

@@ -81,3 +81,14 @@ def of(manifest: dict[str, Any]) -> Resource:
     """The resource of a manifest. Raises KeyError for a kind that the operator does not handle."""
     group = manifest["apiVersion"].rpartition("/")[0]
     return _BY_KIND[group, manifest["kind"]]
+
+
+def written(resource: Resource, known: dict[str, Any]) -> dict[str, Any]:
+    """One of our resources as somebody wrote it, of what the cache keeps: without status and bookkeeping."""
+    meta = known["metadata"]
+    return {
+        "apiVersion": f"{resource.group}/{resource.version}",
+        "kind": resource.kind,
+        "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
+        "spec": known["spec"],
+    }
