@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunewright_operator.plan import progress, serving
+from tunewright_operator.plan import probes, progress
 from tunewright_operator.reconcile import resources
 from tunewright_operator.reconcile.resources import UID_LABEL, Resource
 
@@ -22,7 +22,7 @@ _CHIPS = ("google.com/tpu", "nvidia.com/gpu")
 _OURS = "tunewright.dev/"
 _RECORDS = ("progress.json", "benchmark.json")
 """Files of a ConfigMap that workloads write and decisions read."""
-_RECORDS = (progress.KEY, serving.BENCHMARK_KEY)
+_RECORDS = (progress.KEY, probes.BENCHMARK_KEY)
 """What the relays write into ConfigMaps."""
 _LABELS = frozenset(
     {"batch.kubernetes.io/job-completion-index", "batch.kubernetes.io/job-name", "kueue.x-k8s.io/queue-name"}

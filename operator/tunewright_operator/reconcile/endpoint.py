@@ -13,7 +13,7 @@ from tunewright_operator import plan as planner
 from tunewright_operator.observe import benchmark, conditions
 from tunewright_operator.observe import endpoint as judge
 from tunewright_operator.observe.endpoint import REVISION, Facts, Source, Verdict
-from tunewright_operator.plan import serving
+from tunewright_operator.plan import probes
 from tunewright_operator.plan.names import child
 from tunewright_operator.plan.stage import Plan
 from tunewright_operator.reconcile import references
@@ -185,7 +185,7 @@ async def _facts(
         warm=every.get(filling) if filling else None,
         exposed=ours,
         pointed=pointed,
-        url=serving.url(name, namespace),
+        url=probes.url(name, namespace),
         selector=selector,
         name=resource.served_name,
         invalid=invalid,
@@ -195,8 +195,8 @@ async def _facts(
 
 def _figures(loop: Loop, namespace: str, name: str) -> Object | None:
     """What the last benchmark left in its ConfigMap."""
-    record = loop.cache.get(CONFIGMAP, namespace, serving.benchmark_map(name))
-    text = (record or {}).get("data", {}).get(serving.BENCHMARK_KEY)
+    record = loop.cache.get(CONFIGMAP, namespace, probes.benchmark_map(name))
+    text = (record or {}).get("data", {}).get(probes.BENCHMARK_KEY)
     return benchmark.figures(text) if text else None
 
 

@@ -9,7 +9,7 @@ import pytest
 from support import specs
 from tunewright_operator import plan
 from tunewright_operator.plan import Settings
-from tunewright_operator.plan.serving import url
+from tunewright_operator.plan.probes import url
 from tunewright_workloads.contract import configs
 from tunewright_workloads.contract.faults import UserError
 
@@ -339,7 +339,7 @@ def test_the_url_is_what_the_service_is_called():
 @pytest.mark.parametrize("name", ["bot", "b" * 63])
 def test_the_operator_finds_and_keeps_what_the_relays_write(name):
     from tunewright_operator.plan import progress
-    from tunewright_operator.plan.serving import BENCHMARK_KEY, benchmark_map
+    from tunewright_operator.plan.probes import BENCHMARK_KEY, benchmark_map
     from tunewright_operator.reconcile import cache, resources
 
     measured = plan.endpoint(specs.endpoint({"metadata.name": name}, benchmark={}))
