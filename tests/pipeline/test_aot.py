@@ -1,4 +1,4 @@
-"""The 31B's training step by the real TPU compiler: two of its layers, on v5p 2x2x1.
+"""The 31B's training step by the real TPU compiler: two of its layers, on v5p 2x2x1, 2x2x2 and v6e 2x4.
 
 Needs libtpu (`make install-tpu`, or the interpreter that runs the tests); no TPU.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tunewright_workloads import preflight
+from tunewright_workloads.gemma import tiny
 
 pytestmark = pytest.mark.pipeline
 
@@ -53,14 +54,21 @@ def interpreter() -> str | None:
     return str(HERE) if HERE.exists() else None
 
 
-@pytest.fixture(scope="module")
-def step() -> dict[str, Any]:
+def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """A process of the interpreter that has libtpu."""
     python = interpreter()
     if python is None:
         pytest.skip("libtpu is not installed: `make install-tpu`")
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(preflight.__file__).parents[2])}
     env.pop("XLA_FLAGS", None)
-    done = subprocess.run([python, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=1500)
+    return subprocess.run(
+        [python, *arguments], env=env | more, capture_output=True, text=True, timeout=1500, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def step() -> dict[str, Any]:
+    done = run("-c", SCRIPT)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
@@ -93,6 +101,123 @@ def test_frozen_weights_go_round_under_the_matmuls(step: dict[str, Any]) -> None
     assert step["exposed"] < 0.5 * step["network"]
 
 
+QUICK = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0"}
+"""The compiler searches less for what is fast: a quarter of the time, the same checks of what is possible."""
+
+OTHERS = """
+import dataclasses, json
+from tunewright_workloads.contract.configs import AdapterConfig, Schedule
+from tunewright_workloads.preflight import compiler, shapes
+whole = shapes.architecture("gemma-4-31b", 6)
+for accelerator, topology, base, layers in (
+    ("v5p", "2x2x2", "none", (False, True)), ("v6e", "2x4", "none", (False, True)),
+    ("v5p", "2x2x1", "int8", (False,)), ("v5p", "2x2x1", "nf4", (False,)),
+):
+    arch = dataclasses.replace(whole, layers=len(layers), globals=layers, vocab=1024, hidden=5376)
+    devices = compiler.devices(accelerator, topology)
+    from tunewright_workloads.preflight import aot, hlo
+    fsdp = len(devices)
+    schedule = Schedule(steps=10, global_batch_size=fsdp, learning_rate=1e-4)
+    adapter = AdapterConfig(rank=64, alpha=64, quantize_base=base)
+    step = aot.trace(arch, adapter, schedule, devices, accelerator=accelerator, fsdp=fsdp, tp=1, length=512,
+                     kept=aot.remats.ALL)
+    compiled = compiler.compile_(step.traced)
+    found = aot.reading(compiled, arch, accelerator, fsdp, step.tokens, step.length)
+    print(json.dumps({
+        "slice": f"{accelerator} {topology}", "base": base, "kind": devices[0].device_kind, "devices": fsdp,
+        "hosts": len({device.process_index for device in devices}), "traffic": found.traffic,
+        "arguments": found.memory.arguments, "resident": aot.remats.resident(arch, adapter, fsdp, 1),
+        "kernels": sum(k.calls for k in hlo.read(compiled.text, compiler.RATES[accelerator]).kernels),
+        "weights": 2 * (shapes.parameters(arch) - 1024 * 5376), "first": 5376 * (32 + 16 + 16) * 256 * 2,
+    }))
+"""
+
+
+@pytest.fixture(scope="module")
+def others() -> dict[tuple[str, str], dict[str, Any]]:
+    """By slice and kind of base."""
+    done = run("-c", OTHERS, **QUICK)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {(row["slice"], row["base"]): row for row in rows}
+
+
+@pytest.mark.parametrize(("place", "kind"), [("v5p 2x2x2", "TPU v5"), ("v6e 2x4", "TPU v6 lite")])
+@pytest.mark.timeout(1600)
+def test_slices_of_two_hosts_hand_the_weights_round(
+    others: dict[tuple[str, str], dict[str, Any]], place: str, kind: str
+) -> None:
+    row = others[place, "none"]
+    assert (row["kind"], row["devices"], row["hosts"], row["kernels"]) == (kind, 8, 2, 6)
+    sent = row["traffic"]["collective-permute"][1]
+    assert sent == pytest.approx(7 / 8 * (2 * row["weights"] - row["first"]), rel=0.01)
+    assert row["arguments"] == pytest.approx(row["resident"], rel=0.02)
+
+
+@pytest.mark.parametrize("base", ["int8", "nf4"])
+@pytest.mark.timeout(1600)
+def test_of_a_quantized_base_the_codes_are_gathered(
+    others: dict[tuple[str, str], dict[str, Any]], base: str
+) -> None:
+    """Not in a ring: each weight is whole where it is turned back into numbers."""
+    row = others["v5p 2x2x1", base]
+    assert "collective-permute" not in row["traffic"] and row["kernels"] == 3
+    assert row["arguments"] == pytest.approx(row["resident"], rel=0.02)
+    # Codes and not weights: int8 moves fewer bytes than one pass of the weights, nf4 half as many.
+    whole = 0.75 * row["weights"]
+    assert row["traffic"]["all-gather"][1] < {"int8": 0.6, "nf4": 0.3}[base] * whole
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory with nothing but its config.json: two layers with heads as large models have them."""
+    place = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 256, "global_head_dim": 512,
+             "num_attention_heads": 4, "num_hidden_layers": 2, "sliding_window": 512,
+             "max_position_embeddings": 1 << 20, "layer_types": ["sliding_attention", "full_attention"]}  # fmt: skip
+    (place / "config.json").write_text(json.dumps(tiny.text_config("dense") | sizes))
+    return place
+
+
+def asked(tmp_path: Path, model: Path, **training: Any) -> tuple[int, dict[str, Any], str]:
+    """(exit code, result, stderr) of the preflight command with the compiler."""
+    file = tmp_path / "preflight.json"
+    file.write_text(json.dumps({
+        "job": "team/small", "model": {"name": "custom", "source": f"file://{model}"},
+        "adapter": {"rank": 16, "alpha": 16}, "dataset": {"train": ["gs://bucket/rows.jsonl"], "maxLength": 512},
+        "training": {"steps": 10, "globalBatchSize": 4, "learningRate": 1e-4, **training},
+        "mesh": {"accelerator": "v5p", "topology": "2x2x1"},
+    }))  # fmt: skip
+    done = run("-m", "tunewright_workloads.preflight", "--config", str(file), **QUICK)
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.timeout(1600)
+def test_the_preflight_command_compiles_the_step(small: Path, tmp_path: Path) -> None:
+    code, result, told = asked(tmp_path, small)
+    assert code == 0, told
+    made = result["compiled"]
+    assert result["fits"] and "notCompiled" not in result
+    assert made["argumentsGib"] == pytest.approx(result["residentGib"], abs=0.02)
+    assert (
+        0 < made["peakShare"] < 0.05 and 0 < made["modelledStepSeconds"] < 1 and 0 < made["modelledMfu"] < 1
+    )
+
+
+@pytest.mark.timeout(1600)
+def test_the_preflight_command_ends_in_2_where_the_compiler_says_that_it_does_not_fit(
+    small: Path, tmp_path: Path
+) -> None:
+    """The arithmetic was fitted to the 31B: of a model as small as this one it expects too little."""
+    rows = 4 * 5432  # by the arithmetic 95.72 of 95.74 GiB
+    code, result, told = asked(tmp_path, small, globalBatchSize=rows, remat="none")
+    assert code == 2 and not result["fits"] and result["compiled"] is None
+    assert result["residentGib"] + result["temporariesGib"] < result["deviceGib"]
+    assert "training: does not fit, says the compiler" in told, told
+    assert "RESOURCE_EXHAUSTED" in told and "Use a smaller training.microBatchSize" in told
+    assert "Traceback" not in told
+
+
 STOCK = """
 import sys
 sys.path.insert(0, "bench")
@@ -101,7 +226,8 @@ import aot as bench
 from tunewright_workloads.preflight import aot, shapes
 
 tiny = shapes.architecture("gemma-4-tiny")
-arch = dataclasses.replace(tiny, layers=12, globals=(False, False, False, False, False, True) * 2)
+arch = dataclasses.replace(tiny, layers=4, globals=(False, True) * 2)
+bench.GROUP = 2
 mesh = aot.mesh(jax.devices()[:1], 1, 1)
 draw = np.random.default_rng(0)
 
@@ -121,8 +247,8 @@ def stacked(tree):
     for path, value in tree.items():
         if path[0] != "layers":
             made[path] = value
-        elif path[1] < 6:
-            made[path] = np.stack([value, tree[(path[0], path[1] + 6, *path[2:])]])
+        elif path[1] < 2:
+            made[path] = np.stack([value, tree[(path[0], path[1] + 2, *path[2:])]])
     return made
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

@@ -21,6 +21,7 @@ from tunewright_workloads.contract.faults import Fault, UserError
 from tunewright_workloads.preflight import compiler, static
 
 GIB = 2**30
+SMALLER = "Use a smaller training.microBatchSize or dataset.maxLength, or a larger mesh.topology."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,7 +76,11 @@ def compiled(config: PreflightConfig, checked: static.Checked) -> dict[str, Any]
         length=checked.length,
         kept=checked.kept,
     )
-    found = aot.measure(step)
+    try:
+        found = aot.measure(step)
+    except compiler.TooLarge as error:
+        said = error.faults[0].value
+        raise UserError(Fault("training", "does not fit, says the compiler", said, SMALLER)) from error
     record = {
         "argumentsGib": round(found.memory.arguments / GIB, 2),
         "temporariesGib": round(found.memory.temporaries / GIB, 2),
@@ -93,7 +98,7 @@ def compiled(config: PreflightConfig, checked: static.Checked) -> dict[str, Any]
                 f"does not fit, says the compiler: {record['argumentsGib']} GiB of arguments and "
                 f"{record['temporariesGib']} GiB of temporaries on a chip of {found.limit / GIB:.2f} GiB",
                 None,
-                "Use a smaller training.microBatchSize or dataset.maxLength, or a larger mesh.topology.",
+                SMALLER,
             )
         )
     return record
