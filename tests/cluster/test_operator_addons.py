@@ -111,6 +111,12 @@ def test_a_slice_that_loses_a_machine_starts_again_as_the_same_attempt(
     space.phase("Training")
     path = f"/api/v1/nodes/{pool.nodes[0]}"
     taints = plane.request("GET", path)["spec"]["taints"]
+    # One pod that runs is enough for the phase: the other may not have its machine yet.
+    plane.wait_for(
+        lambda: {p["spec"].get("nodeName") for p in space.pods("train")} == set(pool.nodes),
+        "both machines",
+        60,
+    )
     (victim,) = [p["metadata"]["name"] for p in space.pods("train") if p["spec"]["nodeName"] == pool.nodes[0]]
     nodes.taint(plane, pool.nodes[0], "cloud.google.com/impending-node-termination")
     pod = f"/api/v1/namespaces/{space.namespace}/pods/{victim}"

@@ -132,7 +132,9 @@ def test_end(
     assert [p for p in space.pods("train") if p["status"]["phase"] not in ("Failed",)] == []
 
 
-@pytest.mark.chaos  # behind other files the Job is now and then gone after the first failure; not understood yet
+# Failed while the fixture of each test file had an operator of its own, three at once; to be taken off
+# the mark once it has been run behind the other files with one.
+@pytest.mark.chaos
 def test_retries_are_counted_across_pods_and_end_the_job(space: Space, cluster: Cluster) -> None:
     space.job(limits={"retries": 1})
     first = space.pod("train")
