@@ -93,12 +93,8 @@ class Endpoint:
         address = self.service.removeprefix("http://")
         connection = http.client.HTTPConnection(address, timeout=120)
         try:
-            body = {
-                "model": "support-bot",
-                "prompt": "What is Tunewright?",
-                "temperature": 0,
-                "max_tokens": 8,
-            }
+            asked = {"prompt": PROMPT, "temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": 1}
+            body = {"model": "support-bot", **asked}
             headers = {"Content-Type": "application/json", "Connection": "close"}
             connection.request("POST", "/v1/completions", json.dumps(body), headers)
             response = connection.getresponse()
