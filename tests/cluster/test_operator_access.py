@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tunewright_operator.reconcile import rbac
 
 from . import build, pods
 from .api import ApiError, Cluster
@@ -21,11 +24,24 @@ DENIED = [
     ("", "pods", "create"),
     ("", "pods", "delete"),
     ("", "pods", "patch"),
+    ("", "pods", "deletecollection"),
+    ("", "pods/status", "patch"),
+    ("", "pods/ephemeralcontainers", "patch"),
     ("", "pods/exec", "create"),
+    ("", "pods/attach", "create"),
+    ("", "pods/portforward", "create"),
+    ("", "pods/proxy", "get"),
+    ("", "services/proxy", "get"),
     ("", "pods/log", "get"),
     ("", "pods/eviction", "create"),
     ("", "nodes", "get"),
     ("", "nodes", "list"),
+    ("", "nodes", "patch"),
+    ("", "nodes/proxy", "get"),
+    ("", "persistentvolumes", "create"),
+    ("", "resourcequotas", "patch"),
+    ("", "configmaps", "deletecollection"),
+    ("", "events", "delete"),
     ("", "namespaces", "create"),
     ("", "namespaces", "delete"),
     ("", "persistentvolumeclaims", "list"),
@@ -36,7 +52,9 @@ DENIED = [
     ("", "serviceaccounts", "impersonate"),
     ("batch", "jobs", "patch"),
     ("batch", "jobs", "update"),
+    ("batch", "jobs/status", "patch"),
     ("batch", "cronjobs", "create"),
+    ("apps", "deployments/scale", "patch"),
     ("apps", "daemonsets", "create"),
     ("apps", "statefulsets", "create"),
     ("rbac.authorization.k8s.io", "roles", "escalate"),
@@ -53,7 +71,16 @@ DENIED = [
     ("tunewright.dev", "finetunejobs", "update"),
     ("tunewright.dev", "serveendpoints", "delete"),
     ("tunewright.dev", "serveendpoints", "patch"),
+    ("tunewright.dev", "serveendpoints", "create"),
+    ("tunewright.dev", "serveendpoints/scale", "patch"),
+    ("jobset.x-k8s.io", "jobsets", "patch"),
+    ("jobset.x-k8s.io", "jobsets/status", "patch"),
+    ("kueue.x-k8s.io", "workloads", "get"),
     ("kueue.x-k8s.io", "workloads", "patch"),
+    ("networking.k8s.io", "networkpolicies", "delete"),
+    ("certificates.k8s.io", "certificatesigningrequests", "create"),
+    ("authentication.k8s.io", "tokenreviews", "create"),
+    ("coordination.k8s.io", "leases", "create"),
 ]
 
 ALLOWED = [
@@ -93,6 +120,75 @@ def test_the_operator_may(group: str, resource: str, verb: str, space: Space, cl
     assert may(cluster, f"{SYSTEM}/tunewright-operator", group, resource, verb, space.namespace)
 
 
+Held = set[tuple[str, str, str, str]]
+"""Rights as (group, resource, verb, name of the one object or *)."""
+
+
+def held(cluster: Cluster, who: str, namespace: str) -> Held:
+    """Every right that an account (`namespace/name`) has in a namespace, from the authorizer itself."""
+    token = cluster.service_account_token(*who.split("/"))
+    asked = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": namespace},
+    }
+    path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+    status = cluster.request("POST", path, asked, token=token)["status"]
+    if status["incomplete"]:
+        pytest.skip("this cluster's authorizer cannot list all the rights of an account")
+    return {
+        (group, resource, verb, name)
+        for rule in status["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        for name in rule.get("resourceNames") or ["*"]
+    }
+
+
+def everybodys(cluster: Cluster, namespace: str) -> Held:
+    """What every account may do, one without any role included: ask about itself."""
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    if not cluster.exists(f"{path}/nobody"):
+        cluster.request("POST", path, {"metadata": {"name": "nobody"}})
+    return held(cluster, f"{namespace}/nobody", namespace)
+
+
+def stated(rights: tuple[rbac.Right, ...]) -> Held:
+    """The rights of our table."""
+    return {
+        (one.group, resource, verb, "*") for one in rights for resource in one.resources for verb in one.verbs
+    }
+
+
+def test_the_operator_holds_the_rights_of_the_table_and_no_other(space: Space, cluster: Cluster) -> None:
+    found = held(cluster, f"{SYSTEM}/tunewright-operator", space.namespace)
+    assert found - everybodys(cluster, space.namespace) == stated(rbac.RIGHTS + rbac.CLUSTER)
+
+
+def test_no_account_of_a_workload_holds_more_than_its_one_patch(space: Space, cluster: Cluster) -> None:
+    space.job()
+    space.pod("train")
+    space.endpoint("web", model={"uri": "gs://acme/models/one"}, benchmark={})
+    server = space.pod("serve")
+    common = everybodys(cluster, space.namespace)
+    for account, target in (("bot-job", "bot-progress"), ("web-benchmark", "web-benchmark")):
+        found = held(cluster, f"{space.namespace}/{account}", space.namespace)
+        assert found - common == {("", "configmaps", "patch", target)}, account
+        assert not held(cluster, f"{space.namespace}/{account}", SYSTEM) - common, account
+    (pod,) = [one for one in space.pods("serve") if one["metadata"]["name"] == server]
+    assert pod["spec"]["serviceAccountName"] == "default"
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert not held(cluster, f"{space.namespace}/default", space.namespace) - common
+
+
+@pytest.mark.parametrize(("group", "resource", "verb"), DENIED, ids=[f"{v} {r}" for _, r, v in DENIED])
+def test_no_workload_may(group: str, resource: str, verb: str, workloads: Space, cluster: Cluster) -> None:
+    for account in ("bot-job", "web-benchmark", "default"):
+        who = f"{workloads.namespace}/{account}"
+        assert not may(cluster, who, group, resource, verb, workloads.namespace), account
+
+
 def test_a_jobs_own_account_may_patch_its_progress_and_nothing_else(space: Space, cluster: Cluster) -> None:
     space.job()
     space.job("other", output={"uri": "gs://acme/models/other"})
@@ -127,6 +223,18 @@ def test_a_jobs_own_account_may_patch_its_progress_and_nothing_else(space: Space
         assert refusal.value.status == 403, (method, path)
 
 
+@pytest.fixture(scope="module")
+def workloads(operator: Operator, cluster: Cluster) -> Iterator[Space]:
+    """A namespace with the accounts of a job and of an endpoint's benchmark."""
+    here = Space(cluster, cluster.create_namespace("accounts"))
+    here.job()
+    here.endpoint("web", model={"uri": "gs://acme/models/one"}, benchmark={})
+    here.pod("train")
+    here.pod("serve")
+    yield here
+    cluster.delete_namespace(here.namespace)
+
+
 def test_a_namespaced_operator_serves_its_namespace_and_has_no_right_elsewhere(
     cluster: Cluster, namespace: str, operator: Operator
 ) -> None:
@@ -139,6 +247,9 @@ def test_a_namespaced_operator_serves_its_namespace_and_has_no_right_elsewhere(
             assert not may(cluster, who, group, resource, verb, namespace)
         for group, resource, verb in DENIED:
             assert not may(cluster, who, group, resource, verb, own)
+        common = everybodys(cluster, own)
+        assert held(cluster, who, own) - common == stated(rbac.RIGHTS)
+        assert not held(cluster, who, namespace) - common
         operator.kill()  # two would do the same work, and this test is about what one alone can do
         with Operator(cluster, "--namespaces", own, account=who, name="namespaced"):
             here = Space(cluster, own)

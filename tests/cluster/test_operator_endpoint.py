@@ -30,14 +30,39 @@ def passed(space: Space, code: int = 0, but: set[str] | None = None) -> str:
     return name
 
 
-def asked(space: Space, gate: str) -> set[str]:
-    """The servers that a gate's pod asks: those that the Service of its --url selects."""
+def preview(space: Space, gate: str) -> str:
+    """The Service that a gate's pod asks: the host of its --url."""
     (pod,) = [one for one in space.pods("gate") if one["metadata"]["name"] == gate]
     command = pod["spec"]["containers"][0]["command"]
-    name = command[command.index("--url") + 1].removeprefix("http://").partition(".")[0]
-    service = space.cluster.request("GET", f"/api/v1/namespaces/{space.namespace}/services/{name}")
-    wanted = service["spec"]["selector"].items()
+    return str(command[command.index("--url") + 1].removeprefix("http://").partition(".")[0])
+
+
+def asked(space: Space, gate: str) -> set[str]:
+    """The servers that a gate's pod asks: those that its Service selects."""
+    path = f"/api/v1/namespaces/{space.namespace}/services/{preview(space, gate)}"
+    wanted = space.cluster.request("GET", path)["spec"]["selector"].items()
     return {p["metadata"]["name"] for p in space.pods("serve") if wanted <= p["metadata"]["labels"].items()}
+
+
+def reached(space: Space, service: str = "bot") -> set[str]:
+    """The servers that a Service, at first the endpoint's own, sends traffic to, as kube-proxy is told."""
+    slices = space.cluster.items(
+        f"/apis/discovery.k8s.io/v1/namespaces/{space.namespace}/endpointslices",
+        labelSelector=f"kubernetes.io/service-name={service}",
+    )
+    found = [one for part in slices for one in part["endpoints"] or [] if one["conditions"]["ready"]]
+    return {one["targetRef"]["name"] for one in found}
+
+
+def replaced(space: Space, first: str) -> str:
+    """The old server ends, as a kubelet would end it, and the new one is ready; returns its name."""
+
+    def gone() -> bool:
+        pods.end_deleted(space.cluster, space.namespace)
+        return first not in [p["metadata"]["name"] for p in space.pods("serve")]
+
+    space.cluster.wait_for(gone, "the end of the old server", 30)
+    return up(space, {first})
 
 
 def serving(space: Space, **spec: Any) -> Object:
@@ -224,21 +249,42 @@ def test_recreate_rolls_out_a_new_model_and_sweeps_what_the_old_one_left(
     serving(space)
     first = space.pods("serve")[0]["metadata"]["name"]
     gate = space.pods("gate")[0]["metadata"]["name"]
+    cluster.wait_for(lambda: reached(space) == {first}, "traffic to the first server", 30)
     space.change({"model": {"uri": "gs://acme/models/two"}}, "ServeEndpoint")
-
-    def gone() -> bool:
-        pods.end_deleted(cluster, space.namespace)
-        return first not in [p["metadata"]["name"] for p in space.pods("serve")]
-
-    cluster.wait_for(gone, "the end of the old server", 30)
-    up(space, {first})
-    second = {p["metadata"]["name"] for p in space.pods("serve")}
-    assert asked(space, passed(space, but={gate})) == second
+    second = replaced(space, first)
+    status = space.phase("Verifying", "ServeEndpoint")
+    assert condition({"status": status}, "Available", "False")
+    asks = preview(space, space.pod("gate", {gate}))
+    cluster.wait_for(lambda: reached(space, asks) == {second}, "the gate's way to the second server", 30)
+    assert second not in reached(space), "nobody reaches a model that is not verified"
+    passed(space, but={gate})
     status = space.phase("Ready", "ServeEndpoint")
     assert status["model"]["uri"] == "gs://acme/models/two"
+    cluster.wait_for(lambda: reached(space) == {second}, "traffic to the second server", 30)
     cluster.wait_for(
         lambda: len(space.names("configmaps")) == 1 and len(space.names("jobs")) == 1, "a clean namespace", 30
     )
+
+
+def test_recreate_sends_no_traffic_to_a_model_that_its_gate_refuses_and_heals(
+    space: Space, cluster: Cluster
+) -> None:
+    serving(space)
+    first = space.pods("serve")[0]["metadata"]["name"]
+    gate = space.pods("gate")[0]["metadata"]["name"]
+    space.change({"model": {"uri": "gs://acme/models/two"}}, "ServeEndpoint")
+    second = replaced(space, first)
+    passed(space, code=2, but={gate})
+    status = space.phase("Failed", "ServeEndpoint", reason="GateFailed")
+    assert "refused by its gate" in status["message"]
+    for kind, truth in (("Ready", "False"), ("Stalled", "True"), ("Available", "False")):
+        assert condition({"status": status}, kind, truth), kind
+    assert status["model"]["uri"] == "gs://acme/models/one"  # what answered right last
+    assert second not in reached(space)
+    space.change({"model": {"uri": "gs://acme/models/one"}}, "ServeEndpoint")
+    third = replaced(space, second)
+    space.phase("Ready", "ServeEndpoint")
+    cluster.wait_for(lambda: reached(space) == {third}, "traffic to the first model again", 30)
 
 
 def test_a_benchmark_runs_once_the_endpoint_is_ready_and_its_figures_stand_in_status(
@@ -267,6 +313,17 @@ def test_a_benchmark_runs_once_the_endpoint_is_ready_and_its_figures_stand_in_st
         "rate": 2, "requestsPerSecond": 2, "outputTokensPerSecond": 500, "ttftP50": 0.1, "ttftP99": 0.25,
         "itlP50": 0.02, "failed": 2,
     }  # fmt: skip
+    of = probe.removeprefix("bot-bench-").partition("-")[0]
+    assert (status["benchmark"]["revision"], status["benchmark"]["generation"]) == (of, 1)
+    # The figures of one model are none of the next.
+    (first,) = [one["metadata"]["name"] for one in space.pods("serve")]
+    gates = {one["metadata"]["name"] for one in space.pods("gate")}
+    space.change({"model": {"uri": "gs://acme/models/two"}}, "ServeEndpoint")
+    replaced(space, first)
+    passed(space, but=gates)
+    cluster.wait_for(lambda: "benchmark" not in space.status("ServeEndpoint"), "the end of the figures", 30)
+    space.phase("Ready", "ServeEndpoint")
+    space.pod("bench", {probe})
 
 
 def test_turning_autoscaling_off_removes_the_autoscaler(space: Space, cluster: Cluster) -> None:
