@@ -5,7 +5,6 @@ from __future__ import annotations
 from .api import ApiError, Cluster, Object
 
 _EPOCH = "2026-01-01T00:00:00Z"
-_ADDRESS = "192.0.2.1"  # of nobody, by RFC 5737
 
 
 def run(cluster: Cluster, namespace: str, pod: str) -> None:
@@ -77,8 +76,6 @@ def _report(cluster: Cluster, namespace: str, pod: str, phase: str, state: Objec
     status = {
         "phase": phase,
         "startTime": found["status"].get("startTime", _EPOCH),
-        "podIP": _ADDRESS,  # without one a ready pod is behind no Service
-        "podIPs": [{"ip": _ADDRESS}],
         "conditions": [
             *others,
             *({"type": kind, "status": verdict} for kind in ("Ready", "ContainersReady")),

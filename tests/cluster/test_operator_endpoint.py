@@ -45,13 +45,14 @@ def asked(space: Space, gate: str) -> set[str]:
 
 
 def reached(space: Space, service: str = "bot") -> set[str]:
-    """The servers that a Service, at first the endpoint's own, sends traffic to, as kube-proxy is told."""
-    slices = space.cluster.items(
-        f"/apis/discovery.k8s.io/v1/namespaces/{space.namespace}/endpointslices",
-        labelSelector=f"kubernetes.io/service-name={service}",
-    )
-    found = [one for part in slices for one in part["endpoints"] or [] if one["conditions"]["ready"]]
-    return {one["targetRef"]["name"] for one in found}
+    """The ready servers that a Service, at first the endpoint's own, selects.
+
+    By its selector: a pod on no node is in no EndpointSlice.
+    """
+    path = f"/api/v1/namespaces/{space.namespace}/services/{service}"
+    wanted = space.cluster.request("GET", path)["spec"]["selector"].items()
+    found = [p for p in space.pods("serve") if condition(p, "Ready")]
+    return {p["metadata"]["name"] for p in found if wanted <= p["metadata"]["labels"].items()}
 
 
 def replaced(space: Space, first: str) -> str:

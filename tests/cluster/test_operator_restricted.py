@@ -43,7 +43,7 @@ def gone(space: Space, stage: str) -> None:
 
 
 def test_every_pod_of_a_job_is_taken_and_argo_cd_follows(strict: Space, cluster: Cluster) -> None:
-    rows = {"train": ["sample://faq"], "validation": ["sample://faq"], "maxLength": 128}
+    rows = {"train": ["sample://faq"], "validation": ["gs://acme/held-back.jsonl"], "maxLength": 128}
     strict.job(dataset=rows, evaluation={})
     first = strict.pod("train")
     pods.run(cluster, strict.namespace, first)
