@@ -120,8 +120,9 @@ class Faulty:
         async with self._session.request(
             request.method,
             self.cluster.url + request.path_qs,
-            data=await request.read(),
+            data=await request.read() or None,
             headers=headers,
+            skip_auto_headers=("Content-Type",),
         ) as answer:
             if asked.watch and answer.status == 200:
                 return await self._stream(request, answer)
