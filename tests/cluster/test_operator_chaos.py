@@ -208,7 +208,7 @@ def test_metrics_tell_of_jobs_chips_dollars_and_requests(
     pods.run(cluster, space.namespace, space.pod("train"))
     space.phase("Training")
     text = operator.get("/metrics") or ""
-    assert f'tunewright_jobs{{resource_namespace="{space.namespace}",phase="Training"}} 1.0' in text
+    assert f'tunewright_jobs{{phase="Training",resource_namespace="{space.namespace}"}} 1.0' in text
     assert f'tunewright_chips{{resource_namespace="{space.namespace}",type="v5p"}} 4.0' in text
     assert f'tunewright_spent_usd{{resource_namespace="{space.namespace}"}}' in text
     for name in (
