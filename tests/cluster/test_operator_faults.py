@@ -14,8 +14,6 @@ from .api import Cluster, condition
 from .faulty import Asked, Faulty
 from .operating import Operator, Space, operator  # noqa: F401
 
-pytestmark = pytest.mark.chaos
-
 
 @pytest.fixture(scope="module")
 def wire(cluster: Cluster) -> Iterator[Faulty]:

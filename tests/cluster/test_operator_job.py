@@ -132,9 +132,6 @@ def test_end(
     assert [p for p in space.pods("train") if p["status"]["phase"] not in ("Failed",)] == []
 
 
-# Failed while the fixture of each test file had an operator of its own, three at once; to be taken off
-# the mark once it has been run behind the other files with one.
-@pytest.mark.chaos
 def test_retries_are_counted_across_pods_and_end_the_job(space: Space, cluster: Cluster) -> None:
     space.job(limits={"retries": 1})
     first = space.pod("train")
