@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from datasets.table import InMemoryTable
 
 from tunewright_workloads.data.batches import FIELDS, Batches
 
@@ -32,9 +33,12 @@ class Masks(dict):
 def numbers(batches: Batches, steps: int) -> Dataset:
     """What TRL takes for a dataset: the numbers of the run's rows, in order.
 
-    Row k is row k % B of step k // B's batch; the collator makes it when it is asked for.
+    Row k is row k % B of step k // B's batch; the collator makes it when it is asked for. The
+    fingerprint is given: the library would pickle PyArrow's classes for one, which fails where
+    PyArrow has put them into builtins (Python 3.11.2, PyArrow 26).
     """
-    return Dataset.from_dict({"row": range(steps * batches.batch_size)})
+    count = steps * batches.batch_size
+    return Dataset(InMemoryTable.from_pydict({"row": list(range(count))}), fingerprint=f"rows-{count}")
 
 
 class Collator:
