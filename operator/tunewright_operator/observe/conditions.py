@@ -66,23 +66,22 @@ def blocked(
     status: dict[str, Any], meta: dict[str, Any], reason: str, message: str, now: datetime
 ) -> dict[str, Any]:
     """The status of a resource whose children cannot be made until somebody acts."""
-    said = [
-        Condition("Ready", "False", reason, message),
-        Condition("Reconciling", "False", reason, message),
-        Condition("Stalled", "True", reason, message),
-    ]
-    merged = merge(status.get("conditions") or [], said, meta.get("generation", 0), now)
+    merged = merge(status.get("conditions") or [], _stalled(reason, message), meta.get("generation", 0), now)
     return dict(status, phase="Pending", message=message[:4096], conditions=merged)
 
 
 def unreadable(meta: dict[str, Any], old: dict[str, Any], why: str, now: datetime) -> dict[str, Any]:
     """The status of a resource whose spec this version cannot read: its children stay as they are."""
-    said = [
-        Condition("Ready", "False", "Unreadable", why),
-        Condition("Reconciling", "False", "Unreadable", why),
-        Condition("Stalled", "True", "Unreadable", why),
-    ]
     generation = meta.get("generation", 0)
     status = {"phase": "Pending", **old, "message": why[:4096], "observedGeneration": generation}
-    status["conditions"] = merge(old.get("conditions") or [], said, generation, now)
+    status["conditions"] = merge(old.get("conditions") or [], _stalled("Unreadable", why), generation, now)
     return status
+
+
+def _stalled(reason: str, message: str) -> list[Condition]:
+    """What is said of a resource that waits for somebody."""
+    return [
+        Condition("Ready", "False", reason, message),
+        Condition("Reconciling", "False", reason, message),
+        Condition("Stalled", "True", reason, message),
+    ]

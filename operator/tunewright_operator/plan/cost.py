@@ -17,5 +17,5 @@ def hourly(wanted: AcceleratorBase, book: Book) -> str:
     if not chips:
         return ""
     found = quote(wanted, book)
-    text = f"{chips} chip{'s' if chips > 1 else ''}, ${chips * found.price.usd:.2f} an hour: {found.price.text(wanted.chip.name)}"
-    return f"{text}; {found.note}" if found.note else text
+    count = f"{chips} chip{'s' if chips > 1 else ''}"
+    return f"{count}, ${chips * found.price.usd:.2f} an hour: {found.text(wanted.chip.name)}"

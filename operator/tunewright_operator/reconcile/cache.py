@@ -20,8 +20,6 @@ from tunewright_operator.reconcile.resources import UID_LABEL, Resource
 Object = dict[str, Any]
 _CHIPS = ("google.com/tpu", "nvidia.com/gpu")
 _OURS = "tunewright.dev/"
-_RECORDS = ("progress.json", "benchmark.json")
-"""Files of a ConfigMap that workloads write and decisions read."""
 _RECORDS = (progress.KEY, probes.BENCHMARK_KEY)
 """What the relays write into ConfigMaps."""
 _LABELS = frozenset(

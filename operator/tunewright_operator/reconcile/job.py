@@ -123,7 +123,6 @@ async def _facts(loop: Loop, known: Object, planned: Planned) -> Facts:
         missing = await loop.references.missing(namespace, references.of_job(spec))
     chip, base = spec.accelerator.chip, spec.output.uri.rstrip("/")
     found = cost.quote(spec.accelerator, loop.settings.prices)
-    priced = f"{found.price.text(chip.name)}; {found.note}" if found.note else found.price.text(chip.name)
     names = {"adapter": f"{base}/checkpoints"}
     if spec.output.merge:
         names["merged"] = f"{base}/merged"
@@ -137,7 +136,7 @@ async def _facts(loop: Loop, known: Object, planned: Planned) -> Facts:
         missing=missing,
         hint=await _hint(loop, workloads, pods),
         price=found.price.usd,
-        priced=priced if spec.accelerator.slice.chips else "",
+        priced=found.text(chip.name) if spec.accelerator.slice.chips else "",
         artifacts=names,
         preflight=_preflight(planned.plan, counted=spec.model.spec is not None),
     )

@@ -58,6 +58,11 @@ class Quote:
     price: Price
     note: str | None = None
 
+    def text(self, chip: str) -> str:
+        """The price in words, and the note behind it."""
+        said = self.price.text(chip)
+        return f"{said}; {self.note}" if self.note else said
+
 
 Book = Mapping[str, Mapping[PriceModel, Price]]
 """Prices by accelerator and model that stand before the catalog's."""
